@@ -1,0 +1,20 @@
+"""How a tensor lies on a mesh: axes, placements, and the collectives between two layouts. No torch."""
+
+from hpsearch.layout.mesh import DATA_AXES, Mesh, MeshAxis
+from hpsearch.layout.placement import PARTIAL, REPLICATE, Layout, Placement, shard
+from hpsearch.layout.redistribute import Collective, Step, path, redistribute
+
+__all__ = [
+    "DATA_AXES",
+    "PARTIAL",
+    "REPLICATE",
+    "Collective",
+    "Layout",
+    "Mesh",
+    "MeshAxis",
+    "Placement",
+    "Step",
+    "path",
+    "redistribute",
+    "shard",
+]

@@ -1,0 +1,85 @@
+"""`Mesh`: named axes over ranks, each with its size, its stride in ranks, and the link tier it runs on.
+
+Rank of a coordinate = Σ coordinate[axis] · stride. Axes stand in *split order*: where two axes cut the same tensor
+dim, the one that stands first cuts first. Split order is `dp_replicate, tp, dp_shard`, although `tp` is innermost in
+rank order: a parameter cut by tp for use and by dp_shard for storage is then a plain nested Shard in DTensor's
+left-to-right order, and gathering over dp_shard gives back exactly the piece that tp uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+SPLIT_ORDER = ("dp_replicate", "tp", "dp_shard")
+"""Axis roles in the order in which they cut a tensor dim."""
+RANK_ORDER = ("dp_replicate", "dp_shard", "tp")
+"""Axis roles from the outermost (slowest links) to the innermost (neighbouring ranks)."""
+DATA_AXES = ("dp_replicate", "dp_shard")
+"""Axes that split the batch."""
+
+
+@dataclass(frozen=True)
+class MeshAxis:
+    name: str
+    size: int
+    stride: int
+    tier: str = ""
+    """Name of the outermost link tier that a group of this axis spans."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    axes: tuple[MeshAxis, ...]
+    """In split order; axes of size 1 are left out."""
+
+    @staticmethod
+    def of(**degrees: int) -> Mesh:
+        """The mesh with these degrees, `tp` on neighbouring ranks. Degrees of 1 vanish."""
+        stride, found = 1, {}
+        for name in reversed(RANK_ORDER):
+            size = degrees.get(name, 1)
+            if size > 1:
+                found[name] = MeshAxis(name, size, stride)
+            stride *= size
+        return Mesh(tuple(found[name] for name in SPLIT_ORDER if name in found))
+
+    @property
+    def num_ranks(self) -> int:
+        return prod(axis.size for axis in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.axes)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {axis.name: axis.size for axis in self.axes}
+
+    @property
+    def data_axes(self) -> tuple[MeshAxis, ...]:
+        return tuple(axis for axis in self.axes if axis.name in DATA_AXES)
+
+    @property
+    def num_data_ranks(self) -> int:
+        """How many different pieces the batch is cut into."""
+        return prod(axis.size for axis in self.data_axes)
+
+    def size(self, name: str) -> int:
+        return self.sizes.get(name, 1)
+
+    def axis(self, name: str) -> MeshAxis:
+        return next(axis for axis in self.axes if axis.name == name)
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Where `rank` stands on each axis."""
+        return {axis.name: rank // axis.stride % axis.size for axis in self.axes}
+
+    def group(self, name: str, rank: int) -> tuple[int, ...]:
+        """The ranks that `rank` forms a group with along axis `name`, in axis order."""
+        axis = self.axis(name)
+        first = rank - self.coordinate(rank)[name] * axis.stride
+        return tuple(first + i * axis.stride for i in range(axis.size))
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis.name}={axis.size}" for axis in self.axes) or "1 device"

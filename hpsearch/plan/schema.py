@@ -1,0 +1,152 @@
+"""The plan file, field by field. Everything that lowering and running need is in it; nothing in it is recomputed.
+
+Layouts are text (`tp:S1 dp_shard:S0`, `R`), placements too (`R,S0->S1`: inputs -> outputs on one axis).
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA = "hpsearch.plan/1"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelEntry(_Frozen):
+    name: str
+    fingerprint: str
+    """Digest of the captured graph: parameters, shapes, ops, wiring; not of the batch rows."""
+    parameters: int
+    """Elements, tied tensors once."""
+    source: str = ""
+    """What `--model` was: a config's file name or module:callable; information only."""
+
+
+class ClusterEntry(_Frozen):
+    name: str
+    digest: str
+    devices: int
+    device: str
+    memory_bytes: int
+    """Memory of one device that plans may fill."""
+
+
+class AxisEntry(_Frozen):
+    name: str
+    size: int
+    stride: int
+    tier: str
+
+
+class InputEntry(_Frozen):
+    name: str
+    shape: tuple[int, ...]
+    """Global shape of one micro-batch."""
+    dtype: str
+    layout: str
+
+
+class JobEntry(_Frozen):
+    global_batch: int
+    """Rows of the batch of one optimizer step, over all ranks and micro-batches."""
+    micro_batches: int
+    recipe: str
+    optimizer: str = "adamw"
+    fix: dict[str, str] = {}
+    """What the user pinned with --fix."""
+    recompute: dict[str, str] = {}
+    """Block class → none or full."""
+
+
+class ParamEntry(_Frozen):
+    pattern: str
+    """FQN with `*` where instances of a block class differ: `model.layers.*.self_attn.q_proj.weight`."""
+    graph: str
+    """`outer` or the block class."""
+    local: str
+    """Parameter name inside that graph."""
+    shape: tuple[int, ...]
+    count: int
+    """How many parameters the pattern stands for."""
+    trainable: bool
+    stored: str
+    """Layout at rest: the master copy, its gradient and its optimizer state."""
+    used: str
+    """Layout at the op, after the gather."""
+    residency: str
+    """`stored`: used as stored, no gather. `step`: gathered once a step and kept. `micro_batch`: gathered for forward and
+    again for backward of each micro-batch, freed in between."""
+    gradient: str
+    """Layout in which backward leaves the gradient (P = to be summed over that axis)."""
+    reduce: str
+    """`step`: accumulate locally, reduce once a step. `micro_batch`: reduce after each backward."""
+
+
+class CollectiveEntry(_Frozen):
+    kind: str
+    axis: str
+    phase: str
+    """gather, forward, backward or reduce; `step` for the loss itself."""
+    what: str
+    """Parameter pattern, or graph/value name."""
+    dtype: str
+    nbytes: int
+    """Bytes of one call by the convention of layout/redistribute.py."""
+    calls: int
+    """Calls in one step on one rank, micro-batches and instances included."""
+    seconds: float
+    """Predicted seconds of one call, before overlap."""
+
+
+class PredictedEntry(_Frozen):
+    step_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    """Communication not hidden under compute; step_s = compute_s + exposed_s."""
+    bytes: dict[str, int]
+    """Peak bytes a device by category: parameters, gradients, optimizer, gathered, activations, workspace, reserve."""
+    peak_bytes: int
+
+
+class Refusal(_Frozen):
+    candidate: str
+    """`tp=8 dp_shard=8 micro_batches=4`."""
+    reason: str
+
+
+class CertificateEntry(_Frozen):
+    status: str
+    """optimal, or feasible with a gap."""
+    objective_s: float
+    bound_s: float
+    gap: float
+    space: str
+    """The space over which the bound holds, in one sentence."""
+    considered: int
+    solved: int
+    pruned: int
+    refused: tuple[Refusal, ...]
+    runners_up: tuple[Refusal, ...] = ()
+    """The next best candidates with their objective as the reason they lost."""
+
+
+class PlanFile(_Frozen):
+    schema_version: str
+    model: ModelEntry
+    cluster: ClusterEntry
+    mesh: tuple[AxisEntry, ...]
+    """Axes in split order, sizes of 1 left out."""
+    job: JobEntry
+    inputs: tuple[InputEntry, ...]
+    parameters: tuple[ParamEntry, ...]
+    placements: dict[str, dict[str, dict[str, str]]]
+    """graph → step or placeholder name → axis → rule text. Ops: `R,S0->S1`. Placeholders: `->S1`. Axes where everything
+    replicates are left out."""
+    collectives: tuple[CollectiveEntry, ...]
+    predicted: PredictedEntry
+    certificate: CertificateEntry
+    versions: dict[str, str] = {}
+    """hpsearch, torch, transformers that made the graph; a difference is reported, not refused."""
