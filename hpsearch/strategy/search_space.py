@@ -1,0 +1,220 @@
+"""`SearchSpace`: for one degree of tp, every legal state of every op, parameter and boundary, and who reads whom.
+
+Nodes are ops, and the placeholders of a graph (batch inputs, block inputs, parameters, buffers, tangents). A state of
+an op is a rule; a state of a placeholder is one placement; parameters carry a storage choice besides (cost/).
+Block classes appear once: an edge between two calls of one class is an edge from the class's output to its input,
+with the number of calls as weight. Nothing here has a price.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hpsearch.errors import LegalityError
+from hpsearch.graph import Call, ModelGraph, Op, OpGraph, Rule, Value
+from hpsearch.layout import REPLICATE, Placement, shard
+from hpsearch.strategy.data_axes import DataPlacements, propagate_all
+
+NodeKey = tuple[str, str]
+"""(graph name, op or placeholder name)."""
+
+
+@dataclass(frozen=True)
+class Node:
+    key: NodeKey
+    kind: str
+    """op, param, buffer, input or tangent."""
+    rules: tuple[Rule, ...]
+    """One for each state. Placeholders: ((), (placement,))."""
+    count: int
+    """How many instances share this node."""
+
+    def given(self, output: int) -> tuple[Placement, ...]:
+        """Placement of one output in each state."""
+        return tuple(Placement.parse(rule[1][output]) for rule in self.rules)
+
+    def needed(self, argument: int) -> tuple[Placement, ...]:
+        """Placement required of one argument in each state; a placeholder requires what it holds."""
+        if self.kind != "op":
+            return self.given(0)
+        return tuple(Placement.parse(rule[0][argument]) for rule in self.rules)
+
+
+@dataclass(frozen=True)
+class Reader:
+    node: NodeKey
+    argument: int
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value with the readers of one phase: it is redistributed once for each distinct placement they need."""
+
+    value: tuple[str, str]
+    """(graph, value name) whose shape and dtype travel."""
+    producer: NodeKey
+    output: int
+    readers: tuple[Reader, ...]
+    phase: str
+    """forward, backward, or reduce (a parameter's gradient on its way to the parameter)."""
+    count: int
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The noun of this room."""
+
+    model: ModelGraph
+    tp: int
+    nodes: dict[NodeKey, Node]
+    edges: tuple[Edge, ...]
+    data: dict[str, DataPlacements]
+    graphs: dict[str, OpGraph] = field(default_factory=dict)
+
+    def value(self, graph: str, name: str) -> Value:
+        return self.graphs[graph].values[name]
+
+
+def enumerate_space(model: ModelGraph, tp: int, data: dict[str, DataPlacements] | None = None) -> SearchSpace:
+    """The space of one tp degree. Raises LegalityError when the degree is no divisor of the heads."""
+    check_degree(model, tp)
+    data = data or propagate_all(model, model.rows)
+    graphs = {graph.name: graph for graph, _ in model.pieces()}
+    nodes: dict[NodeKey, Node] = {}
+    for graph, count in model.pieces():
+        for node in _nodes(graph, count, tp, data[graph.name]):
+            nodes[node.key] = node
+    return SearchSpace(model, tp, nodes, tuple(_edges(model, graphs)), data, graphs)
+
+
+def check_degree(model: ModelGraph, tp: int) -> None:
+    """Attention is split by whole heads: tp must divide the query heads and the key/value heads."""
+    for field_name in ("num_key_value_heads", "num_attention_heads"):
+        heads = model.limits.get(field_name)
+        if heads and heads % tp:
+            legal = legal_tp(model, heads)
+            raise LegalityError(
+                f"tp={tp}",
+                f"expected a divisor of {field_name} = {heads}, but {heads} % {tp} = {heads % tp}",
+                f"Legal tp for {model.name}: {legal}.",
+            )
+
+
+def legal_tp(model: ModelGraph, at_most: int) -> list[int]:
+    """Degrees up to `at_most` that divide every head count of the model."""
+    heads = [model.limits[k] for k in ("num_key_value_heads", "num_attention_heads") if model.limits.get(k)]
+    return [t for t in range(1, at_most + 1) if all(h % t == 0 for h in heads)]
+
+
+def _nodes(graph: OpGraph, count: int, tp: int, data: DataPlacements) -> Iterator[Node]:
+    inputs, tangents = set(graph.inputs), set(graph.tangents)
+    outer = graph.name == "outer"
+    param_values = set(graph.params.values())
+    for name, value in graph.values.items():
+        if name in param_values:
+            yield Node((graph.name, name), "param", _held(value, tp, None), count)
+        elif name in inputs:
+            rules = _WHOLE if outer else _held(value, tp, data.values[name])
+            yield Node((graph.name, name), "input", rules, count)
+        elif name in tangents:
+            rules = _WHOLE if outer else _held(value, tp, data.values[name])
+            yield Node((graph.name, name), "tangent", rules, count)
+        elif value.role != "op":
+            yield Node((graph.name, name), "buffer", _WHOLE, count)
+    for op in graph.ops:
+        rules = tuple(rule for rule in graph.rules_of(op) if _is_legal(graph, op, rule, tp, data))
+        yield Node((graph.name, op.name), "op", rules, count)
+
+
+_WHOLE: tuple[Rule, ...] = (((), ("R",)),)
+
+
+def _held(value: Value, tp: int, data: Placement | None) -> tuple[Rule, ...]:
+    """Placements that a placeholder may have: whole, or cut evenly along a dim that the data axes leave alone."""
+    cuts = [shard(d) for d in range(len(value.fixed)) if _cuts_evenly(value, d, tp) and shard(d) != data]
+    return tuple(((), (str(p),)) for p in [REPLICATE, *cuts])
+
+
+def _cuts_evenly(value: Value, dim: int, tp: int) -> bool:
+    """Whether tp pieces of a dim are equal for any number of rows. Batch dims belong to the data axes."""
+    return value.per_row[dim] == 0 and value.fixed[dim] % tp == 0 and value.fixed[dim] >= tp
+
+
+def _is_legal(graph: OpGraph, op: Op, rule: Rule, tp: int, data: DataPlacements) -> bool:
+    """Every cut is even; a tensor that data axes leave as an addend is not reduced on tp as well by a cut."""
+    for name, text in zip(op.inputs + op.outputs, rule[0] + rule[1], strict=True):
+        placement = Placement.parse(text)
+        if placement.is_shard and tp > 1 and not _cuts_evenly(graph.values[name], placement.dim, tp):
+            return False
+        if placement.is_shard and tp == 1:
+            return False
+    return tp > 1 or all(text == "R" for text in rule[0] + rule[1])
+
+
+def _edges(model: ModelGraph, graphs: dict[str, OpGraph]) -> Iterator[Edge]:
+    for graph, count in model.pieces():
+        if graph is not model.outer:
+            yield from _own_edges(graph, count)
+    yield from _outer_edges(model, graphs)
+    for graph, count in model.pieces():
+        for local, grad in graph.param_grads.items():
+            if grad is not None:
+                node, output = _source(graph, grad)
+                reader = Reader((graph.name, graph.params[local]), 0)
+                yield Edge((graph.name, grad), node, output, (reader,), "reduce", count)
+
+
+def _source(graph: OpGraph, value: str) -> tuple[NodeKey, int]:
+    """The node that makes a value inside one graph, and which of its outputs it is."""
+    step = graph.producer.get(value)
+    if step is None:
+        return (graph.name, value), 0
+    return (graph.name, step.name), step.outputs.index(value)
+
+
+def _own_edges(graph: OpGraph, count: int) -> Iterator[Edge]:
+    """Edges inside a block class; what leaves and enters it is the outer graph's business."""
+    for (value, phase), readers in _readers(graph).items():
+        node, output = _source(graph, value)
+        yield Edge((graph.name, value), node, output, tuple(readers), phase, count)
+
+
+def _readers(graph: OpGraph) -> dict[tuple[str, str], list[Reader]]:
+    found: dict[tuple[str, str], list[Reader]] = {}
+    for op in graph.ops:
+        for argument, value in enumerate(op.inputs):
+            found.setdefault((value, op.phase), []).append(Reader((graph.name, op.name), argument))
+    return found
+
+
+def _outer_edges(model: ModelGraph, graphs: dict[str, OpGraph]) -> Iterator[Edge]:
+    """Edges of the outer graph, seen through its calls; equal ones are merged and counted."""
+    outer = model.outer
+    readers = _readers(outer)
+    for call in outer.calls:
+        block = graphs[call.block]
+        entries = block.inputs if call.phase == "forward" else block.tangents
+        for value, entry in zip(call.inputs, entries, strict=True):
+            readers.setdefault((value, call.phase), []).append(Reader((block.name, entry), 0))
+    counted: Counter[Edge] = Counter()
+    for (value, phase), found in readers.items():
+        node, output, travels = _seen_through(outer, graphs, value)
+        unique = tuple(dict.fromkeys(found))
+        counted[Edge(travels, node, output, unique, phase, 1)] += 1
+    for edge, times in counted.items():
+        yield Edge(edge.value, edge.producer, edge.output, edge.readers, edge.phase, times)
+
+
+def _seen_through(outer: OpGraph, graphs: dict[str, OpGraph], value: str) -> tuple[NodeKey, int, tuple[str, str]]:
+    """The node behind an outer value (inside a block when a call gives it), and the value as that graph names it."""
+    step = outer.producer.get(value)
+    if not isinstance(step, Call):
+        node, output = _source(outer, value)
+        return node, output, (outer.name, value)
+    block = graphs[step.block]
+    given = block.outputs if step.phase == "forward" else [g for g in block.input_grads if g is not None]
+    inner = given[step.outputs.index(value)]
+    node, output = _source(block, inner)
+    return node, output, (block.name, inner)
