@@ -109,6 +109,9 @@ class PredictedEntry(_Frozen):
     bytes: dict[str, int]
     """Peak bytes a device by category: parameters, gradients, optimizer, gathered, activations, workspace, reserve."""
     peak_bytes: int
+    priced: str = ""
+    """Digest of the decisions that these numbers were predicted for, filled in by `Plan`. An edit by hand changes the
+    decisions and not this field, and so shows."""
 
 
 class Refusal(_Frozen):

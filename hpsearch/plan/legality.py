@@ -1,0 +1,211 @@
+"""Does a plan make sense by itself? Every field against every other, before any device is touched.
+
+This is what makes plans safe to edit by hand: whatever passes here can be lowered, up to the model's own limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from hpsearch.errors import PlanError
+from hpsearch.graph import ITEM_BYTES
+from hpsearch.layout import Layout, Mesh, Placement
+from hpsearch.layout.mesh import SPLIT_ORDER
+from hpsearch.plan.schema import ParamEntry, PlanFile
+
+RECIPES = ("bf16", "fp32", "fp64")
+RECOMPUTE = ("none", "full")
+RESIDENCY = ("stored", "step", "micro_batch")
+REDUCE = ("step", "micro_batch")
+PHASES = ("gather", "forward", "backward", "reduce", "step")
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+Fault = tuple[str, str]
+"""The problem, and what to do."""
+
+
+def check_legality(file: PlanFile, subject: str) -> None:
+    """Raises PlanError with the first field that contradicts another, or names something that does not exist."""
+    for faults in (_mesh, _job, _inputs, _parameters, _placements, _collectives, _numbers):
+        for problem, remedy in faults(file):
+            raise PlanError(subject, problem, remedy)
+
+
+def _mesh(file: PlanFile) -> Iterator[Fault]:
+    names = [axis.name for axis in file.mesh]
+    for name in names:
+        if name not in SPLIT_ORDER:
+            yield f"mesh: unknown axis {name!r}", f"Axes are {', '.join(SPLIT_ORDER)}."
+        if names.count(name) > 1:
+            yield f"mesh: axis {name} stands twice", "Delete one of the two."
+    if names != sorted(names, key=SPLIT_ORDER.index):
+        order = ", ".join(sorted(names, key=SPLIT_ORDER.index))
+        yield f"mesh: expected the axes in split order {order}, but found {', '.join(names)}", "Reorder them."
+    for axis in file.mesh:
+        if axis.size < 2:
+            yield f"mesh: axis {axis.name} has size {axis.size}, expected at least 2", "Leave out axes of size 1."
+    degrees = {axis.name: axis.size for axis in file.mesh}
+    product = " x ".join(f"{name}={size}" for name, size in degrees.items()) or "no axis"
+    if prod(degrees.values()) != file.cluster.devices:
+        found = f"{product} gives {prod(degrees.values())}"
+        remedy = "The product of the degrees must be the number of devices."
+        yield f"mesh: expected {file.cluster.devices} devices (cluster.devices), but {found}", remedy
+    right = {axis.name: axis.stride for axis in Mesh.of(**degrees).axes}
+    for axis in file.mesh:
+        if axis.stride != right[axis.name]:
+            problem = f"mesh: axis {axis.name} has stride {axis.stride}, expected {right[axis.name]}"
+            yield problem, "Strides follow from the degrees: tp on neighbouring ranks, then dp_shard, dp_replicate."
+
+
+def _job(file: PlanFile) -> Iterator[Fault]:
+    job = file.job
+    for name, value in (("global_batch", job.global_batch), ("micro_batches", job.micro_batches)):
+        if value < 1:
+            yield f"job.{name}: expected at least 1, but found {value}", "Correct it."
+    if job.global_batch % job.micro_batches:
+        problem = f"job: global batch {job.global_batch} does not divide into {job.micro_batches} micro-batches"
+        legal = [n for n in range(1, job.global_batch + 1) if job.global_batch % n == 0]
+        yield problem, f"Legal numbers of micro-batches: {_short(legal)}."
+    if job.recipe not in RECIPES:
+        yield f"job.recipe: unknown {job.recipe!r}", f"Recipes are {', '.join(RECIPES)}."
+    graphs = sorted({*file.placements, *(entry.graph for entry in file.parameters)})
+    for block, choice in job.recompute.items():
+        if choice not in RECOMPUTE:
+            yield f"job.recompute: {block} is {choice!r}", f"Expected {' or '.join(RECOMPUTE)}."
+        if block not in graphs:
+            yield f"job.recompute: no graph is called {block!r}", f"Graphs of this plan: {', '.join(graphs)}."
+
+
+def _inputs(file: PlanFile) -> Iterator[Fault]:
+    names = [entry.name for entry in file.inputs]
+    for entry in file.inputs:
+        where = f"input {entry.name}"
+        if names.count(entry.name) > 1:
+            yield f"{where} stands twice", "Delete one of the two."
+        if entry.dtype not in ITEM_BYTES:
+            yield f"{where}: unknown dtype {entry.dtype!r}", f"Known: {', '.join(ITEM_BYTES)}."
+        yield from _layout(file, f"{where}, layout", entry.layout, entry.shape, partial=False)
+
+
+def _parameters(file: PlanFile) -> Iterator[Fault]:
+    patterns = [entry.pattern for entry in file.parameters]
+    places = [(entry.graph, entry.local) for entry in file.parameters]
+    for entry in file.parameters:
+        where = f"parameter {entry.pattern}"
+        if patterns.count(entry.pattern) > 1:
+            yield f"{where} stands twice", "Delete one of the two."
+        if places.count((entry.graph, entry.local)) > 1:
+            yield f"{where}: {entry.local} of {entry.graph} stands twice", "Delete one of the two."
+        if entry.count < 1:
+            yield f"{where}: count is {entry.count}, expected at least 1", "Correct it."
+        for field, value, legal in (("residency", entry.residency, RESIDENCY), ("reduce", entry.reduce, REDUCE)):
+            if value not in legal:
+                yield f"{where}, {field}: unknown {value!r}", f"Expected {', '.join(legal)}."
+        for field, text in (("stored", entry.stored), ("used", entry.used), ("gradient", entry.gradient)):
+            yield from _layout(file, f"{where}, {field}", text, entry.shape, partial=field == "gradient")
+        yield from _residency(entry, where)
+
+
+def _residency(entry: ParamEntry, where: str) -> Iterator[Fault]:
+    if entry.stored != entry.used and entry.residency == "stored":
+        problem = f"{where}: residency is stored, but it is stored as {entry.stored} and used as {entry.used}"
+        yield problem, "Set residency to step or micro_batch, or make the two layouts equal."
+
+
+def _layout(file: PlanFile, where: str, text: str, shape: tuple[int, ...], partial: bool) -> Iterator[Fault]:
+    """Faults of a layout of a tensor of global `shape`; `partial` says whether a sum over an axis may be pending."""
+    try:
+        layout = Layout.parse(text)
+    except PlanError as error:
+        yield f"{where}: {error.subject}: {error.problem}", error.remedy
+        return
+    order = [axis.name for axis in file.mesh]
+    axes = [axis for axis, _ in layout]
+    for axis, placement in layout:
+        if axis not in order:
+            yield f"{where}: {text!r} names axis {axis!r}", f"The mesh has {', '.join(order) or 'no axis'}."
+        if axes.count(axis) > 1:
+            yield f"{where}: {text!r} places axis {axis} twice", "Give each axis one placement."
+        if placement.is_partial and not partial:
+            yield (
+                f"{where}: {text!r} is partial over {axis}",
+                "Only a gradient may wait for its sum; write R or S<dim>.",
+            )
+        if placement.is_shard and placement.dim >= len(shape):
+            dims = f"dims 0 to {len(shape) - 1}" if shape else "no dims"
+            yield f"{where}: {text!r} cuts dim {placement.dim}, but shape {list(shape)} has {dims}", "Name one of them."
+    ordered = " ".join(f"{a}:{layout[a]}" for a in order if a in axes) or "R"
+    if text != ordered:
+        yield (
+            f"{where}: expected {ordered!r}, but found {text!r}",
+            "Axes stand in mesh order, one space apart, without R.",
+        )
+
+
+def _placements(file: PlanFile) -> Iterator[Fault]:
+    axes = [axis.name for axis in file.mesh]
+    for graph, steps in file.placements.items():
+        for step, rules in steps.items():
+            for axis, text in rules.items():
+                where = f"placements.{graph}.{step}"
+                if axis not in axes:
+                    yield f"{where}: names axis {axis!r}", f"The mesh has {', '.join(axes) or 'no axis'}."
+                yield from _rule(f"{where}.{axis}", text)
+
+
+def _rule(where: str, text: str) -> Iterator[Fault]:
+    left, arrow, right = text.partition("->")
+    if not arrow:
+        yield f"{where}: expected inputs->outputs, but found {text!r}", "Write for example R,S0->S1."
+        return
+    for word in [*(left.split(",") if left else []), *(right.split(",") if right else [])]:
+        try:
+            Placement.parse(word)
+        except PlanError as error:
+            yield f"{where}: {text!r}: {error.subject}: {error.problem}", error.remedy
+
+
+def _collectives(file: PlanFile) -> Iterator[Fault]:
+    axes = [axis.name for axis in file.mesh]
+    for i, entry in enumerate(file.collectives):
+        where = f"collectives[{i}] ({entry.kind} of {entry.what})"
+        if entry.kind not in KINDS:
+            yield f"{where}: unknown kind {entry.kind!r}", f"Kinds are {', '.join(KINDS)}."
+        if entry.axis not in axes:
+            yield f"{where}: names axis {entry.axis!r}", f"The mesh has {', '.join(axes) or 'no axis'}."
+        if entry.phase not in PHASES:
+            yield f"{where}: unknown phase {entry.phase!r}", f"Phases are {', '.join(PHASES)}."
+        if min(entry.nbytes, entry.calls, entry.seconds) < 0:
+            problem = f"{where}: {entry.nbytes} bytes, {entry.calls} calls, {entry.seconds} s"
+            yield problem, "None of them can be negative."
+
+
+def _numbers(file: PlanFile) -> Iterator[Fault]:
+    predicted, certificate, cluster = file.predicted, file.certificate, file.cluster
+    if not predicted.priced:
+        yield "predicted.priced is empty", "Write the plan with hpsearch; the field tells an edit by hand."
+    positive = {"cluster.memory_bytes": cluster.memory_bytes, "cluster.devices": cluster.devices}
+    for name, value in positive.items():
+        if value < 1:
+            yield f"{name}: expected a positive number, but found {value}", "Correct it."
+    seconds = {
+        "predicted.step_s": predicted.step_s,
+        "predicted.compute_s": predicted.compute_s,
+        "predicted.communication_s": predicted.communication_s,
+        "predicted.exposed_s": predicted.exposed_s,
+        "predicted.peak_bytes": predicted.peak_bytes,
+        "certificate.objective_s": certificate.objective_s,
+        "certificate.bound_s": certificate.bound_s,
+        "certificate.gap": certificate.gap,
+    } | {f"predicted.bytes.{name}": value for name, value in predicted.bytes.items()}
+    for name, value in seconds.items():
+        if value < 0:
+            yield f"{name}: expected no negative number, but found {value}", "Correct it."
+
+
+def _short(numbers: list[int]) -> str:
+    """At most eight of them, the largest kept."""
+    if len(numbers) <= 8:
+        return ", ".join(map(str, numbers))
+    return ", ".join(map(str, numbers[:6])) + f", …, {numbers[-1]}"

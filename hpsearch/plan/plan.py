@@ -1,0 +1,164 @@
+"""`Plan`: the decision of a search, as a noun over the plan file (`schema.py`)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpsearch.errors import PlanError
+from hpsearch.files import atomic_write
+from hpsearch.graph import ModelGraph
+from hpsearch.layout import Layout, Mesh, MeshAxis
+from hpsearch.plan.fingerprint import check_model
+from hpsearch.plan.legality import check_legality
+from hpsearch.plan.patterns import matches
+from hpsearch.plan.reading import read_plan
+from hpsearch.plan.schema import ClusterEntry, ParamEntry, PlanFile
+from hpsearch.plan.writing import render, write_plan
+
+if TYPE_CHECKING:
+    from hpsearch.cluster import Cluster
+
+DECISIONS = {"mesh", "inputs", "parameters", "placements"}
+"""Fields of the file that decide what runs; together with these of `job`:"""
+JOB_DECISIONS = {"global_batch", "micro_batches", "recipe", "optimizer", "recompute"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train one model on one cluster: frozen, compares and hashes by content, prints as its explanation.
+
+    Made by the search or by `Plan.load`. A plan may be edited by hand in its file, as long as it stays consistent; its
+    predicted numbers are then those of the original, and `is_edited` says so.
+    """
+
+    file: PlanFile
+
+    def __post_init__(self) -> None:
+        if not self.file.predicted.priced:
+            predicted = self.file.predicted.model_copy(update={"priced": decisions_digest(self.file)})
+            object.__setattr__(self, "file", self.file.model_copy(update={"predicted": predicted}))
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @cached_property
+    def content(self) -> bytes:
+        """The canonical bytes: what `save` writes and rank 0 broadcasts."""
+        return write_plan(self.file)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the canonical bytes, in hex; ranks compare it before their first collective."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        return Mesh(tuple(MeshAxis(a.name, a.size, a.stride, a.tier) for a in self.file.mesh))
+
+    @property
+    def micro_batch_rows(self) -> int:
+        """Rows of one micro-batch over all ranks."""
+        return self.file.job.global_batch // self.file.job.micro_batches
+
+    @cached_property
+    def is_edited(self) -> bool:
+        """Whether the decisions differ from those that the predicted numbers are of."""
+        return self.file.predicted.priced != decisions_digest(self.file)
+
+    def parameter(self, fqn: str) -> ParamEntry:
+        """The entry that decides about the parameter `fqn` (a name, or a pattern as in the file).
+
+        Raises PlanError with the nearest names when no parameter is called so.
+        """
+        found = [p for p in self.file.parameters if p.pattern == fqn or matches(p.pattern, fqn)]
+        if found:
+            return found[0]
+        last = fqn.rpartition(".")[2]
+        near = [p.pattern for p in self.file.parameters if p.pattern.endswith(last)] or [
+            p.pattern for p in self.file.parameters
+        ]
+        listed = ", ".join(near[:5]) + (", …" if len(near) > 5 else "")
+        problem = f"the plan has no such parameter among its {len(self.file.parameters)} entries"
+        raise PlanError(f"parameter {fqn}", problem, f"Did you mean one of: {listed}?")
+
+    def stored(self, fqn: str) -> Layout:
+        return Layout.parse(self.parameter(fqn).stored)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the canonical bytes to `path`, all or nothing. Raises PlanError when the file cannot be written."""
+        try:
+            atomic_write(path, self.content)
+        except OSError as error:
+            problem = f"cannot be written: {error.strerror or error}"
+            raise PlanError(str(path), problem, "What was there before is unchanged; choose another -o.") from error
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], model: ModelGraph | None = None, cluster: Cluster | None = None) -> Plan:
+        """The plan in the file at `path`, checked for form and sense, and against `model` and `cluster` when given.
+
+        Raises PlanError with the first difference.
+        """
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise PlanError(str(path), f"cannot be read: {error.strerror or error}", "Is it the right path?") from None
+        return Plan.from_bytes(content, str(path), model, cluster)
+
+    @staticmethod
+    def from_bytes(
+        content: bytes, subject: str = "plan", model: ModelGraph | None = None, cluster: Cluster | None = None
+    ) -> Plan:
+        """As `load`, from bytes; `subject` names them in messages."""
+        file = read_plan(content, subject)
+        check_legality(file, subject)
+        if model is not None:
+            check_model(file, model, subject)
+        if cluster is not None:
+            check_cluster(file, cluster, subject)
+        return Plan(file)
+
+    def __str__(self) -> str:
+        job, predicted = self.file.job, self.file.predicted
+        edited = " (edited by hand: the prediction is of the original)" if self.is_edited else ""
+        return (
+            f"{self.file.model.name} on {self.file.cluster.devices} devices of {self.file.cluster.name}: {self.mesh}, "
+            f"{job.micro_batches} micro-batches of {self.micro_batch_rows} rows, "
+            f"predicted step {predicted.step_s:.4g} s, {predicted.peak_bytes / 2**30:.3g} GiB a device{edited}"
+        )
+
+
+def decisions_digest(file: PlanFile) -> str:
+    """sha256 over what decides the program; information (names, certificate, prediction) left out."""
+    tree = file.model_dump(mode="json", include=DECISIONS)
+    tree["job"] = file.job.model_dump(mode="json", include=JOB_DECISIONS)
+    return hashlib.sha256(render(tree).encode()).hexdigest()
+
+
+def check_cluster(file: PlanFile, cluster: Cluster, subject: str) -> None:
+    """Refuses a cluster other than the plan's, listing every field that differs."""
+    then = file.cluster
+    now = cluster_entry(cluster)
+    differing = [
+        f"{name} {getattr(then, name)!r} in the plan, {getattr(now, name)!r} here"
+        for name in type(then).model_fields
+        if getattr(then, name) != getattr(now, name)
+    ]
+    if differing:
+        remedy = "Search again for this cluster with `hpsearch plan`, or load the cluster that the plan was made for."
+        raise PlanError(subject, f"made for another cluster: {'; '.join(differing)}", remedy)
+
+
+def cluster_entry(cluster: Cluster) -> ClusterEntry:
+    """What a plan states about its cluster."""
+    return ClusterEntry(
+        name=cluster.name,
+        digest=cluster.digest,
+        devices=cluster.num_devices,
+        device=cluster.device.name,
+        memory_bytes=cluster.memory_bytes,
+    )
