@@ -10,6 +10,7 @@
     ├── LoweringError     a plan that cannot be turned into a program
     ├── LaunchError       ranks that disagree, or a program started without its launcher
     ├── BatchError        a batch that does not fit the plan
+    ├── CheckpointError   a checkpoint that is damaged, incomplete, or of another model
     └── InternalError     a broken promise of our own; always a bug report
 
 One grammar for every message: *subject*: what was expected, but what was found, with numbers. What to do.
@@ -72,6 +73,10 @@ class LaunchError(HpsearchError):
 
 class BatchError(HpsearchError):
     """A batch that does not fit the plan."""
+
+
+class CheckpointError(HpsearchError):
+    """A checkpoint that is damaged, incomplete, or of another model."""
 
 
 class InternalError(HpsearchError):
