@@ -66,7 +66,7 @@ def check_model(file: PlanFile, graph: ModelGraph, subject: str) -> None:
 
 
 def model_differences(file: PlanFile, graph: ModelGraph) -> Iterator[str]:
-    """What differs between the plan's model and `graph`, most telling first: class, recipe, parameters, batch, steps."""
+    """What differs between the plan and `graph`, most telling first: class, recipe, parameters, batch, steps."""
     if file.model.name != graph.name:
         yield f"the plan is for {file.model.name}, this is {graph.name}"
     if file.job.recipe != graph.recipe:

@@ -199,9 +199,9 @@ def _numbers(file: PlanFile) -> Iterator[Fault]:
         "certificate.bound_s": certificate.bound_s,
         "certificate.gap": certificate.gap,
     } | {f"predicted.bytes.{name}": value for name, value in predicted.bytes.items()}
-    for name, value in seconds.items():
-        if value < 0:
-            yield f"{name}: expected no negative number, but found {value}", "Correct it."
+    for name, number in seconds.items():
+        if number < 0:
+            yield f"{name}: expected no negative number, but found {number}", "Correct it."
 
 
 def _short(numbers: list[int]) -> str:

@@ -14,7 +14,7 @@ from hpsearch.graph import ModelGraph
 
 def param_patterns(graph: ModelGraph) -> dict[tuple[str, str], str]:
     """Pattern of each parameter, by (graph name, local name): `outer` or the block class, and the name inside it."""
-    names = {("outer", local): (local,) for local in graph.outer.params}
+    names: dict[tuple[str, str], tuple[str, ...]] = {("outer", local): (local,) for local in graph.outer.params}
     for block in graph.blocks.values():
         names |= {(block.name, local): graph.fqns(block.name, local) for local in block.params}
     starred = {key: pattern_of(fqns) for key, fqns in names.items()}

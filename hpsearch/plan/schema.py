@@ -76,8 +76,8 @@ class ParamEntry(_Frozen):
     used: str
     """Layout at the op, after the gather."""
     residency: str
-    """`stored`: used as stored, no gather. `step`: gathered once a step and kept. `micro_batch`: gathered for forward and
-    again for backward of each micro-batch, freed in between."""
+    """`stored`: used as stored, no gather. `step`: gathered once a step and kept. `micro_batch`: gathered for forward
+    and again for backward of each micro-batch, freed in between."""
     gradient: str
     """Layout in which backward leaves the gradient (P = to be summed over that axis)."""
     reduce: str

@@ -1,0 +1,198 @@
+"""A plan in words and tables; `--why` for one parameter. Renderables of rich, in reading order."""
+
+from __future__ import annotations
+
+from math import prod
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hpsearch.layout import Layout
+from hpsearch.plan import tables, units
+from hpsearch.plan.names import (
+    AXIS_WORDS,
+    data_parallel_name,
+    parameter_shares,
+    sequence_parallel_blocks,
+    tensor_parallel_name,
+)
+from hpsearch.plan.plan import Plan
+from hpsearch.plan.schema import CollectiveEntry, ParamEntry
+
+
+def explain(plan: Plan) -> Group:
+    """The whole plan: what runs where, what it costs, how good it is."""
+    parts: list[RenderableType] = [Text(headline(plan)), Text(in_words(plan)), mesh_table(plan)]
+    if plan.is_edited:
+        parts.append(Text("Edited by hand after the search: the predictions below are of the original."))
+    parts += [time_table(plan), memory_table(plan), parameter_table(plan)]
+    if plan.file.collectives:
+        parts.append(collective_table(plan.file.collectives))
+    parts += certificate(plan)
+    return Group(*parts)
+
+
+def headline(plan: Plan) -> str:
+    file = plan.file
+    return (
+        f"{file.model.name} ({units.count(file.model.parameters)} parameters) on {file.cluster.devices} devices of "
+        f"{file.cluster.name} ({file.cluster.device}): {plan.mesh}."
+    )
+
+
+def in_words(plan: Plan) -> str:
+    """Two or three sentences in the field's names."""
+    job = plan.file.job
+    shares = parameter_shares(plan)
+    said = [name if part > 0.9999 else f"{name} for {part:.2%} of the parameters" for name, part in shares]
+    words = f"{', '.join(said)}. " if said and plan.mesh.data_axes else ""
+    if plan.mesh.size("tp") > 1:
+        words += f"Tensor parallel over {plan.mesh.size('tp')} devices. "
+        for block, placement in sequence_parallel_blocks(plan):
+            words += f"Between {block} modules activations are cut ({placement}) over tp: sequence parallel. "
+    plural = "es" if job.micro_batches > 1 else ""
+    words += (
+        f"A step takes {job.global_batch} rows in {job.micro_batches} micro-batch{plural} of {plan.micro_batch_rows} "
+        f"rows ({plan.micro_batch_rows / plan.mesh.num_data_ranks:g} a device), recipe {job.recipe}, {job.optimizer}. "
+    )
+    full = [block for block, choice in job.recompute.items() if choice == "full"]
+    words += f"Activations are recomputed in backward in {', '.join(full)}. " if full else "No recomputation. "
+    if job.fix:
+        words += "Pinned: " + ", ".join(f"{key}={value}" for key, value in job.fix.items()) + ". "
+    return words.strip()
+
+
+def mesh_table(plan: Plan) -> Table:
+    table = tables.table("Mesh", "axis", "degree", "neighbours at", "tier", "meaning")
+    for axis in plan.mesh.axes:
+        meaning = AXIS_WORDS[axis.name]
+        table.add_row(axis.name, str(axis.size), f"{axis.stride} ranks", axis.tier, meaning)
+    if not plan.mesh.axes:
+        table.add_row("-", "1", "-", "-", "one device")
+    return table
+
+
+def time_table(plan: Plan) -> Table:
+    predicted = plan.file.predicted
+    hidden = predicted.communication_s - predicted.exposed_s
+    table = tables.table("Predicted step", "part", "time", "share")
+    rows = [("compute", predicted.compute_s), ("exposed communication", predicted.exposed_s)]
+    for name, value in rows:
+        table.add_row(name, units.seconds(value), units.share(value, predicted.step_s))
+    table.add_row("step", units.seconds(predicted.step_s), "", style="bold")
+    table.add_row("communication hidden under compute", units.seconds(max(hidden, 0.0)), "")
+    return table
+
+
+def memory_table(plan: Plan) -> Table:
+    predicted, limit = plan.file.predicted, plan.file.cluster.memory_bytes
+    table = tables.table("Predicted memory a device", "category", "bytes", "of the device")
+    for name, nbytes in sorted(predicted.bytes.items(), key=lambda item: (-item[1], item[0])):
+        table.add_row(name, units.size(nbytes), units.share(nbytes, limit))
+    table.add_row("peak", units.size(predicted.peak_bytes), units.share(predicted.peak_bytes, limit), style="bold")
+    return table
+
+
+def parameter_table(plan: Plan) -> Table:
+    names = ("parameter", "shape", "×", "stored", "used", "tp", "data")
+    table = tables.table("Parameters", *names)
+    for entry in plan.file.parameters:
+        table.add_row(
+            entry.pattern,
+            " x ".join(map(str, entry.shape)) or "scalar",
+            str(entry.count),
+            entry.stored,
+            entry.used,
+            tensor_parallel_name(entry, plan.file.parameters) if plan.mesh.size("tp") > 1 else "-",
+            data_parallel_name(entry, plan.mesh.axes),
+        )
+    return table
+
+
+def collective_table(entries: tuple[CollectiveEntry, ...], detail: bool = False) -> Table:
+    """Collectives of one step on one rank; with `detail` one row each, else summed by kind, axis and phase."""
+    title = "Collectives of one step on one rank (seconds before overlap)"
+    table = tables.table(title, "phase", "collective", "over", "calls", "bytes", "time")
+    if detail:
+        table.add_column("of")
+    groups: dict[tuple[str, ...], list[CollectiveEntry]] = {}
+    for entry in entries:
+        key = (entry.phase, entry.kind, entry.axis) + ((entry.what, entry.dtype) if detail else ())
+        groups.setdefault(key, []).append(entry)
+    for key, found in groups.items():
+        calls = sum(entry.calls for entry in found)
+        nbytes = sum(entry.calls * entry.nbytes for entry in found)
+        total_s = sum(entry.calls * entry.seconds for entry in found)
+        of = [f"{key[3]} ({key[4]})"] if detail else []
+        table.add_row(*key[:3], str(calls), units.size(nbytes), units.seconds(total_s), *of)
+    return table
+
+
+def certificate(plan: Plan) -> list[RenderableType]:
+    proof = plan.file.certificate
+    text = (
+        f"{proof.status.capitalize()}: objective {units.seconds(proof.objective_s)}, lower bound "
+        f"{units.seconds(proof.bound_s)}, gap {proof.gap:.2%}, over: {proof.space}. "
+        f"{proof.considered} candidates: {proof.solved} solved, {proof.pruned} pruned by their bound, "
+        f"{len(proof.refused)} refused."
+    )
+    parts: list[RenderableType] = [Text(text)]
+    if proof.refused or proof.runners_up:
+        table = tables.table("Other candidates", "candidate", "verdict", "why")
+        for other in proof.runners_up:
+            table.add_row(other.candidate, "slower", other.reason)
+        for other in proof.refused:
+            table.add_row(other.candidate, "refused", other.reason)
+        parts.append(table)
+    return parts
+
+
+def explain_parameter(plan: Plan, fqn: str) -> Group:
+    """`--why FQN`: where one parameter lives, what it costs, and which others decided the same way.
+
+    Raises PlanError when the plan has no such parameter.
+    """
+    entry = plan.parameter(fqn)
+    parts: list[RenderableType] = [Text(parameter_in_words(plan, entry, fqn))]
+    own = tuple(c for c in plan.file.collectives if c.what == entry.pattern)
+    if own:
+        parts.append(collective_table(own, detail=True))
+    else:
+        parts.append(Text("It needs no collective of its own."))
+    around = tuple(c for c in plan.file.collectives if c.what.startswith(f"{entry.graph}/"))
+    if around:
+        parts += [Text(f"Activations of {entry.graph}, where it is used:"), collective_table(around, detail=True)]
+    runners = plan.file.certificate.runners_up
+    if runners:
+        table = tables.table("What other plans would cost", "plan", "step")
+        table.add_row("this one", units.seconds(plan.file.certificate.objective_s))
+        for other in runners:
+            table.add_row(other.candidate, other.reason)
+        parts.append(table)
+    return Group(*parts)
+
+
+def parameter_in_words(plan: Plan, entry: ParamEntry, fqn: str) -> str:
+    sizes = plan.mesh.sizes
+    stored, used = Layout.parse(entry.stored), Layout.parse(entry.used)
+    kept, at_work = stored.local_shape(entry.shape, sizes), used.local_shape(entry.shape, sizes)
+    many = f" (one of {entry.count} called {entry.pattern})" if entry.count > 1 and fqn != entry.pattern else ""
+    words = [
+        f"{fqn}{many}: {list(entry.shape)}, {prod(entry.shape):,} elements, "
+        f"{'trainable' if entry.trainable else 'frozen'}, in {entry.graph}.",
+        f"Stored as {stored}: a device keeps {list(kept)}, {prod(kept) / max(prod(entry.shape), 1):.3g} of it, "
+        "with its gradient and optimizer state.",
+        f"Used as {used}: {list(at_work)} at the operation.",
+        {
+            "stored": "It is used as it is stored: no gather.",
+            "step": "It is gathered once a step and kept.",
+            "micro_batch": "It is gathered for forward and again for backward of each micro-batch, and freed between.",
+        }[entry.residency],
+    ]
+    if entry.trainable:
+        when = "once a step" if entry.reduce == "step" else "after each backward"
+        words.append(f"Backward leaves its gradient as {entry.gradient}; it is brought to {stored} {when}.")
+    words.append(f"Familiar names: {data_parallel_name(entry, plan.mesh.axes)}")
+    words[-1] += f", tp {tensor_parallel_name(entry, plan.file.parameters)}." if "tp" in sizes else "."
+    return "\n".join(words)
