@@ -133,6 +133,14 @@ class OpGraph:
     def producer(self) -> dict[str, Op | Call]:
         return {out: step for step in self.steps for out in step.outputs}
 
+    @cached_property
+    def _by_name(self) -> dict[str, Op | Call]:
+        return {step.name: step for step in self.steps}
+
+    def step(self, name: str) -> Op | Call:
+        """The step of that name."""
+        return self._by_name[name]
+
     def rules_of(self, op: Op) -> tuple[Rule, ...]:
         return self.rule_tables[op.rules]
 

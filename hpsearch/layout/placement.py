@@ -99,7 +99,9 @@ class Layout:
         for word in text.split():
             axis, colon, placement = word.partition(":")
             if not colon:
-                raise PlanError(f"layout {text!r}", f"expected axis:placement, but got {word!r}", "Write for example tp:S0.")
+                raise PlanError(
+                    f"layout {text!r}", f"expected axis:placement, but got {word!r}", "Write for example tp:S0."
+                )
             pairs.append((axis, Placement.parse(placement)))
         return Layout(tuple(pairs))
 

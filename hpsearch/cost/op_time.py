@@ -1,0 +1,142 @@
+"""Seconds of every op in every state, on the pieces one device holds.
+
+What runs is priced: the emitted program executes op by op, so an elementwise op reads and writes its operands. A view
+is free. Matmuls go by measured efficiency over (m, n, k); attention by FLOPs; everything else by bytes moved.
+Shapes are collected first and priced in one call for each formula: a search prices thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from hpsearch.cluster import Cluster
+from hpsearch.graph import ITEM_BYTES, Call, Op, OpGraph, Value
+from hpsearch.layout import Placement
+from hpsearch.strategy import Node, SearchSpace
+
+Floats = npt.NDArray[np.float64]
+NodeKey = tuple[str, str]
+
+
+@dataclass
+class _Batch:
+    """Arguments of one formula, collected from many states, and where each result belongs."""
+
+    rows: list[tuple[float, ...]] = field(default_factory=list)
+    places: list[tuple[NodeKey, int]] = field(default_factory=list)
+
+    def add(self, key: NodeKey, state: int, *row: float) -> None:
+        self.rows.append(row)
+        self.places.append((key, state))
+
+    def price(self, formula: Callable[..., Floats], into: dict[NodeKey, Floats]) -> None:
+        if self.rows:
+            seconds = formula(*np.array(self.rows, dtype=np.float64).T)
+            for (key, state), value in zip(self.places, np.asarray(seconds).tolist(), strict=True):
+                into[key][state] = value
+
+
+def local_elements(value: Value, rows: int, data_ranks: int, data: Placement, tp: Placement, tp_size: int) -> int:
+    """Elements of a value on one device; `rows` are the rows of one data rank, who may hold all rows of a value."""
+    held = rows if data.is_shard else rows * data_ranks
+    count = prod(value.shape(held))
+    return count // tp_size if tp.is_shard else count
+
+
+def op_seconds(space: SearchSpace, cluster: Cluster, rows: int, data_ranks: int) -> dict[NodeKey, Floats]:
+    """Seconds of one execution of each op node, by state; `rows` on one data rank."""
+    found: dict[NodeKey, Floats] = {}
+    matmuls: dict[str, _Batch] = {}
+    attentions: dict[str, _Batch] = {}
+    moved = _Batch()
+    for key, node in space.nodes.items():
+        if node.kind != "op":
+            continue
+        found[key] = np.zeros(len(node.rules))
+        graph = space.graphs[key[0]]
+        op = graph.step(key[1])
+        if isinstance(op, Call) or op.kind == "view":
+            continue
+        for state in range(len(node.rules)):
+            local = _LocalOp(space, graph, op, node, state, rows, data_ranks)
+            dtype = local.dtype
+            if op.kind == "matmul":
+                matmuls.setdefault(dtype, _Batch()).add(key, state, *local.gemm())
+            elif op.kind in ("attention", "conv"):
+                attentions.setdefault(dtype, _Batch()).add(key, state, local.flops(), local.bytes_moved())
+            else:
+                moved.add(key, state, local.bytes_moved())
+    for dtype, batch in sorted(matmuls.items()):
+        batch.price(lambda m, n, k, b, dtype=dtype: cluster.matmul_s(m, n, k, dtype, batch=b), found)
+    for dtype, batch in sorted(attentions.items()):
+        batch.price(lambda flops, nbytes, dtype=dtype: cluster.attention_s(flops, nbytes, dtype), found)
+    moved.price(cluster.memory_bound_s, found)
+    return found
+
+
+@dataclass(frozen=True)
+class _LocalOp:
+    """One op in one state on one device."""
+
+    space: SearchSpace
+    graph: OpGraph
+    op: Op
+    node: Node
+    state: int
+    rows: int
+    data_ranks: int
+
+    @property
+    def dtype(self) -> str:
+        return self.graph.values[self.op.outputs[0]].dtype
+
+    def _placed(self) -> list[tuple[Value, Placement, Placement]]:
+        """(value, data placement, tp placement) of every tensor that is read or written."""
+        data = self.space.data[self.graph.name].rules[self.op.name]
+        rule = self.node.rules[self.state]
+        names = self.op.inputs + self.op.outputs
+        return [
+            (self.graph.values[name], Placement.parse(d), Placement.parse(t))
+            for name, d, t in zip(names, data[0] + data[1], rule[0] + rule[1], strict=True)
+        ]
+
+    def bytes_moved(self) -> int:
+        return sum(
+            local_elements(value, self.rows, self.data_ranks, d, t, self.space.tp) * ITEM_BYTES[value.dtype]
+            for value, d, t in self._placed()
+        )
+
+    def flops(self) -> float:
+        """FLOPs of the whole op over the ways it is split; a rule without a cut computes all of it."""
+        fixed, per_row = self.op.flops
+        placed = self._placed()
+        held = self.rows if any(d.is_shard for _, d, _ in placed) else self.rows * self.data_ranks
+        total = fixed + per_row * held
+        return total / self.space.tp if any(t.is_shard for _, _, t in placed) else total
+
+    def gemm(self) -> tuple[float, float, float, float]:
+        """(m, n, k, batch) of the local contraction, from the equation's letters."""
+        sizes: dict[str, int] = {}
+        left, right, out = _letters(self.op.equation)
+        for letters, (value, d, t) in zip((left, right, out), self._placed(), strict=True):
+            held = self.rows if d.is_shard else self.rows * self.data_ranks
+            for dim, (letter, size) in enumerate(zip(letters, value.shape(held), strict=True)):
+                cut = size // self.space.tp if t.is_shard and t.dim == dim else size
+                sizes[letter] = min(cut, sizes.get(letter, cut))
+        groups = [0.0] * 4
+        groups[0] = prod(sizes[x] for x in left if x in out and x not in right)
+        groups[1] = prod(sizes[x] for x in right if x in out and x not in left)
+        groups[2] = prod(sizes[x] for x in left if x in right and x not in out)
+        groups[3] = prod(sizes[x] for x in left if x in right and x in out)
+        return groups[0], groups[1], groups[2], groups[3]
+
+
+def _letters(equation: str) -> tuple[str, str, str]:
+    operands, out = equation.split("->")
+    left, right = operands.split(",")
+    return left, right, out

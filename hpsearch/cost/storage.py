@@ -1,0 +1,115 @@
+"""How a parameter is kept: the choices for one parameter on one mesh, with the bytes and collectives each implies.
+
+A parameter is *used* in a layout (tp may cut it, data axes never do) and *stored* in one that dp_shard may cut
+further. Residency says how the two meet:
+
+    stored       used as stored; gradients are summed over the data axes once a step (DDP)
+    step         gathered once a step and kept; gradient accumulated whole, reduce-scattered once a step (ZeRO-1, -2)
+    micro_batch  gathered for forward and again for backward of each micro-batch, gradient reduce-scattered after each
+                 backward (ZeRO-3, FSDP)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpsearch.cost.job import Job, optimizer_states
+from hpsearch.graph import ITEM_BYTES
+from hpsearch.layout import Collective, Layout, Mesh, Placement, redistribute, shard
+
+RESIDENCIES = ("stored", "step", "micro_batch")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One way to keep one parameter of global `shape`."""
+
+    shape: tuple[int, ...]
+    used: Layout
+    stored: Layout
+    residency: str
+    gradient: Layout | None
+    """Layout in which backward leaves the gradient; None for a frozen parameter."""
+    passes: int
+    """How many of forward and backward read it; a bias or an embedding table is not read by backward."""
+
+    def gathers(self, job: Job, mesh: Mesh) -> tuple[Collective, ...]:
+        """Collectives of one gather, in the compute dtype."""
+        return redistribute(self.shape, ITEM_BYTES[job.recipe.compute], self.stored, self.used, mesh.sizes)
+
+    def reductions(self, job: Job, mesh: Mesh) -> tuple[Collective, ...]:
+        """Collectives that bring one gradient from where backward leaves it to where the parameter is stored."""
+        if self.gradient is None:
+            return ()
+        return redistribute(self.shape, ITEM_BYTES[job.recipe.reduce], self.gradient, self.stored, mesh.sizes)
+
+    def gathers_per_step(self, job: Job) -> int:
+        return {"stored": 0, "step": 1, "micro_batch": self.passes * job.micro_batches}[self.residency]
+
+    def reductions_per_step(self, job: Job) -> int:
+        return job.micro_batches if self.residency == "micro_batch" else 1
+
+    def static_bytes(self, job: Job, mesh: Mesh) -> dict[str, int]:
+        """Bytes that stay for the whole step, by category."""
+        stored = _elements(self.shape, self.stored, mesh)
+        used = _elements(self.shape, self.used, mesh)
+        master, reduce = ITEM_BYTES[job.recipe.master], ITEM_BYTES[job.recipe.reduce]
+        found = {"parameters": stored * master}
+        if self.gradient is not None:
+            found["optimizer"] = stored * master * optimizer_states(job.optimizer)
+            found["gradients"] = stored * reduce
+            if self.residency == "step":
+                found["gradients"] += used * reduce
+        if self.residency == "step":
+            found["gathered"] = used * ITEM_BYTES[job.recipe.compute]
+        return found
+
+    def passing_bytes(self, job: Job, mesh: Mesh) -> int:
+        """Bytes of the copy that exists only around its use: gathered, or cast to the compute dtype."""
+        if self.residency == "step":
+            return 0
+        if self.residency == "stored" and job.recipe.compute == job.recipe.master:
+            return 0
+        return _elements(self.shape, self.used, mesh) * ITEM_BYTES[job.recipe.compute]
+
+
+def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> int:
+    count = 1
+    for size in layout.local_shape(shape, mesh.sizes):
+        count *= size
+    return count
+
+
+def storages(
+    shape: tuple[int, ...], tp: Placement, mesh: Mesh, gradient: tuple[Placement, Placement] | None, passes: int
+) -> tuple[Storage, ...]:
+    """Every way to keep a parameter that tp uses as `tp` in `passes` passes.
+
+    `gradient`: its placement on (tp, data axes) as backward leaves it, None when frozen.
+    """
+    used = Layout(tuple((axis, tp) for axis in mesh.names if axis == "tp"))
+    left = None
+    if gradient is not None:
+        left = Layout(tuple((axis, gradient[0] if axis == "tp" else gradient[1]) for axis in mesh.names))
+    found = [Storage(shape, used, used, "stored", left, passes)]
+    dim = stored_dim(shape, tp, mesh)
+    if dim is not None:
+        cut = used.with_("dp_shard", shard(dim), mesh.names)
+        found += [Storage(shape, used, cut, residency, left, passes) for residency in ("step", "micro_batch")]
+    return tuple(found)
+
+
+def stored_dim(shape: tuple[int, ...], tp: Placement, mesh: Mesh) -> int | None:
+    """The dim that dp_shard cuts at rest: the first that divides evenly, else the first that is long enough, else the
+    longest (padded for the gather). None for scalars, empty tensors and meshes without dp_shard."""
+    pieces = mesh.size("dp_shard")
+    if pieces == 1 or not shape or 0 in shape:
+        return None
+    local = Layout((("tp", tp),)).local_shape(shape, {"tp": mesh.size("tp")} if not tp.is_replicate else {})
+    for dim, size in enumerate(local):
+        if size % pieces == 0:
+            return dim
+    for dim, size in enumerate(local):
+        if size >= pieces:
+            return dim
+    return max(range(len(local)), key=lambda d: local[d])

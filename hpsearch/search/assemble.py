@@ -1,0 +1,223 @@
+"""A solved candidate as a plan file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from hpsearch.cluster import Cluster
+from hpsearch.cost import CostTable, Storage
+from hpsearch.graph import Call, ModelGraph, OpGraph
+from hpsearch.layout import Collective, Layout, Mesh, Placement
+from hpsearch.plan import (
+    SCHEMA,
+    AxisEntry,
+    CertificateEntry,
+    InputEntry,
+    JobEntry,
+    ModelEntry,
+    ParamEntry,
+    Plan,
+    PlanFile,
+    PredictedEntry,
+    Refusal,
+    cluster_entry,
+    model_fingerprint,
+    param_patterns,
+)
+from hpsearch.plan.traffic import traffic
+from hpsearch.search.candidates import SPACE
+from hpsearch.search.fix import Fix
+from hpsearch.search.memory import bytes_by_category
+
+LISTED_REFUSALS = 40
+"""Refused candidates that a plan file lists; the rest are counted in one line."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A candidate with its optimum."""
+
+    table: CostTable
+    choice: tuple[int, ...]
+    objective_s: float
+    label: str
+    workspace_bytes: int
+
+    def state(self, key: tuple[str, str]) -> int:
+        return self.choice[self.table.keys.index(key)]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    bound_s: float
+    considered: int
+    solved: int
+    refused: tuple[Refusal, ...]
+    lost: tuple[tuple[float, str], ...]
+    """(seconds, label) of candidates that were not chosen."""
+
+
+def plan_of(model: ModelGraph, cluster: Cluster, found: Found, certificate: Certificate, fix: Fix) -> Plan:
+    """The plan file of a solved candidate, complete with its traffic and certificate."""
+    table = found.table
+    file = PlanFile(
+        schema_version=SCHEMA,
+        model=ModelEntry(name=model.name, fingerprint=model_fingerprint(model), parameters=model.num_params),
+        cluster=cluster_entry(cluster),
+        mesh=tuple(AxisEntry(name=a.name, size=a.size, stride=a.stride, tier=a.tier) for a in table.mesh.axes),
+        job=_job(table, model, fix),
+        inputs=_inputs(model, table),
+        parameters=_parameters(model, found),
+        placements=_placements(found),
+        collectives=(),
+        predicted=_predicted(found, 0.0),
+        certificate=_certificate(found, certificate),
+        versions=_versions(),
+    )
+    dtypes = (table.job.recipe.compute, table.job.recipe.reduce)
+    collectives = traffic(file, model, table.mesh, dtypes, lambda c: _seconds(cluster, table.mesh, c))
+    total_s = sum(c.seconds * c.calls for c in collectives)
+    return Plan(file.model_copy(update={"collectives": collectives, "predicted": _predicted(found, total_s)}))
+
+
+def _seconds(cluster: Cluster, mesh: Mesh, c: Collective) -> float:
+    axis = mesh.axis(c.axis)
+    return cluster.collective(c.kind, c.nbytes, axis.size, axis.stride).seconds
+
+
+def _job(table: CostTable, model: ModelGraph, fix: Fix) -> JobEntry:
+    return JobEntry(
+        global_batch=table.job.global_batch,
+        micro_batches=table.job.micro_batches,
+        recipe=table.job.recipe.name,
+        optimizer=table.job.optimizer,
+        fix=fix.text,
+        recompute={name: "full" if name in table.job.recompute else "none" for name in sorted(model.blocks)},
+    )
+
+
+def _inputs(model: ModelGraph, table: CostTable) -> tuple[InputEntry, ...]:
+    data = table.space.data[model.outer.name]
+    rows = table.job.micro_rows()
+    found = []
+    for entry, value in zip(model.inputs, model.outer.inputs, strict=True):
+        placement = data.values[value]
+        layout = Layout(tuple((a.name, placement) for a in table.mesh.axes if a in table.mesh.data_axes))
+        shape = tuple(f + p * rows for f, p in zip(entry.fixed, entry.per_row, strict=True))
+        found.append(InputEntry(name=entry.name, shape=shape, dtype=entry.dtype, layout=str(layout)))
+    return tuple(found)
+
+
+def _parameters(model: ModelGraph, found: Found) -> tuple[ParamEntry, ...]:
+    entries = []
+    for (graph_name, local), pattern in param_patterns(model).items():
+        graph = found.table.space.graphs[graph_name]
+        key = (graph_name, graph.params[local])
+        storage = found.table.storages[key][found.state(key)]
+        count = 1 if graph is model.outer else len(model.fqns(graph_name, local))
+        entries.append(_parameter(graph, local, pattern, count, storage, found))
+    return tuple(entries)
+
+
+def _parameter(graph: OpGraph, local: str, pattern: str, count: int, storage: Storage, found: Found) -> ParamEntry:
+    grad = graph.param_grads.get(local)
+    gradient = str(_made(found, graph, grad)) if grad is not None else "R"
+    return ParamEntry(
+        pattern=pattern,
+        graph=graph.name,
+        local=local,
+        shape=storage.shape,
+        count=count,
+        trainable=grad is not None,
+        stored=str(storage.stored),
+        used=str(storage.used),
+        residency=storage.residency,
+        gradient=gradient,
+        reduce="micro_batch" if storage.residency == "micro_batch" else "step",
+    )
+
+
+def _made(found: Found, graph: OpGraph, value: str) -> Layout:
+    """The layout in which an op of a graph makes a value."""
+    step = graph.producer.get(value)
+    node = found.table.space.nodes[graph.name, step.name if step else value]
+    slot = step.outputs.index(value) if step else 0
+    tp = Placement.parse(node.rules[found.state(node.key)][1][slot])
+    data = found.table.space.data[graph.name].values[value]
+    return Layout(tuple((axis, tp if axis == "tp" else data) for axis in found.table.mesh.names))
+
+
+def _placements(found: Found) -> dict[str, dict[str, dict[str, str]]]:
+    """Rule text of every step and placeholder, by axis; what replicates everywhere on an axis is left out."""
+    table = found.table
+    written: dict[str, dict[str, dict[str, str]]] = {name: {} for name in table.space.graphs}
+    for key, node in table.space.nodes.items():
+        graph, name = key
+        data = table.space.data[graph]
+        on_tp = node.rules[0] if node.kind == "param" else node.rules[found.state(key)]
+        if node.kind == "param":
+            on_tp = ((), (str(table.storages[key][found.state(key)].used["tp"]),))
+        on_data = data.rules[name] if node.kind == "op" else ((), (str(data.values[name]),))
+        by_axis = {}
+        for axis in table.mesh.names:
+            inputs, outputs = on_tp if axis == "tp" else on_data
+            if any(p != "R" for p in inputs + outputs):
+                by_axis[axis] = f"{','.join(inputs)}->{','.join(outputs)}"
+        if by_axis:
+            written[graph][name] = by_axis
+    return written
+
+
+def _predicted(found: Found, communication_s: float) -> PredictedEntry:
+    table = found.table
+    compute_s = 0.0
+    for i, key in enumerate(table.keys):
+        node = table.space.nodes[key]
+        if node.kind == "op":
+            step = table.space.graphs[key[0]].step(key[1])
+            runs = 0 if isinstance(step, Call) else table.job.runs(key[0], step.phase)
+            compute_s += float(table.seconds[key][found.choice[i]]) * node.count * table.job.micro_batches * runs
+        elif node.kind == "param":
+            compute_s += node.count * table.update_s(table.storages[key][found.choice[i]])
+    filled = bytes_by_category(table, found.choice, found.workspace_bytes)
+    return PredictedEntry(
+        step_s=found.objective_s,
+        compute_s=compute_s,
+        communication_s=communication_s,
+        exposed_s=max(0.0, found.objective_s - compute_s),
+        bytes=filled,
+        peak_bytes=sum(filled.values()),
+    )
+
+
+def _certificate(found: Found, certificate: Certificate) -> CertificateEntry:
+    gap = max(0.0, (found.objective_s - certificate.bound_s) / found.objective_s) if found.objective_s else 0.0
+    gap = 0.0 if gap < 1e-9 else gap
+    refused = certificate.refused
+    if len(refused) > LISTED_REFUSALS:
+        more = Refusal(candidate=f"{len(refused) - LISTED_REFUSALS} more", reason="for the same kinds of reason")
+        refused = (*refused[:LISTED_REFUSALS], more)
+    lost = sorted(certificate.lost)[:5]
+    return CertificateEntry(
+        status="optimal" if gap == 0.0 else "feasible",
+        objective_s=found.objective_s,
+        bound_s=min(certificate.bound_s, found.objective_s),
+        gap=gap,
+        space=SPACE,
+        considered=certificate.considered,
+        solved=certificate.solved,
+        pruned=certificate.considered - certificate.solved - len(certificate.refused),
+        refused=refused,
+        runners_up=tuple(Refusal(candidate=label, reason=f"{seconds:.6g} s") for seconds, label in lost),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("hpsearch", "torch", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # transformers is optional, and hpsearch may run from a checkout
+            continue
+    return found

@@ -1,0 +1,113 @@
+"""The outer space: which meshes, micro-batch counts and recomputed blocks are considered, and which are refused.
+
+Meshes have one or two axes out of dp_replicate, dp_shard and tp; tp stands on neighbouring ranks. dp_replicate with tp
+is left out unless pinned: dp_shard x tp contains it, since every parameter may be stored whole there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpsearch.cluster import Cluster
+from hpsearch.errors import LegalityError
+from hpsearch.graph import ModelGraph
+from hpsearch.layout import Mesh
+from hpsearch.layout.mesh import RANK_ORDER
+from hpsearch.search.fix import Fix
+from hpsearch.strategy import check_degree, legal_tp
+
+SPACE = (
+    "meshes of one or two axes out of dp_replicate, dp_shard, tp (tp on neighbouring ranks); data axes split the batch; "
+    "on tp every op takes any rule of its table; per parameter stored whole, ZeRO-2 or ZeRO-3; "
+    "micro-batch count; recompute none or full per block class"
+)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One mesh and one set of recomputed block classes; micro-batch counts are its candidates."""
+
+    mesh: Mesh
+    recompute: frozenset[str]
+
+    def label(self, micro_batches: int) -> str:
+        degrees = " ".join(f"{axis.name}={axis.size}" for axis in self.mesh.axes) or "1 device"
+        again = f" recompute={'+'.join(sorted(self.recompute))}" if self.recompute else ""
+        return f"{degrees} micro_batches={micro_batches}{again}"
+
+
+def with_tiers(mesh: Mesh, cluster: Cluster) -> Mesh:
+    """The mesh with each axis told the outermost tier that its groups span."""
+    axes = tuple(
+        type(axis)(axis.name, axis.size, axis.stride, cluster.tier_of(axis.size, axis.stride)) for axis in mesh.axes
+    )
+    return Mesh(axes)
+
+
+def meshes(model: ModelGraph, devices: int, fix: Fix) -> Iterator[dict[str, int]]:
+    """Degrees whose product is `devices`, data axes first; pinned degrees as pinned.
+
+    Raises LegalityError when a pinned degree is illegal for the model or the device count.
+    """
+    _check_pins(model, devices, fix)
+    for tp in _divisors(devices):
+        if fix.degrees.get("tp", tp) != tp or not _is_legal_tp(model, tp):
+            continue
+        rest = devices // tp
+        for dp_replicate in _divisors(rest):
+            degrees = {"dp_replicate": dp_replicate, "dp_shard": rest // dp_replicate, "tp": tp}
+            if any(degrees[name] != size for name, size in fix.degrees.items()):
+                continue
+            axes = sum(size > 1 for size in degrees.values())
+            pinned = "dp_replicate" in fix.degrees
+            if axes <= 2 and (dp_replicate == 1 or pinned or (tp == 1 and degrees["dp_shard"] > 1)):
+                yield degrees
+
+
+def _check_pins(model: ModelGraph, devices: int, fix: Fix) -> None:
+    if "tp" in fix.degrees:
+        check_degree(model, fix.degrees["tp"])
+    product = 1
+    for name in RANK_ORDER:
+        product *= fix.degrees.get(name, 1)
+    everything = set(RANK_ORDER) <= set(fix.degrees)
+    if devices % product or (everything and product != devices):
+        pins = " x ".join(f"{name}={size}" for name, size in fix.degrees.items())
+        raise LegalityError(
+            f"fix {pins}",
+            f"expected degrees whose product divides the {devices} devices, but {pins} = {product}",
+            f"Divisors of {devices}: {_divisors(devices)}.",
+        )
+    if sum(size > 1 for size in fix.degrees.values()) > 2:
+        pins = ", ".join(f"{name}={size}" for name, size in fix.degrees.items())
+        raise LegalityError(f"fix {pins}", "expected at most two axes larger than 1", "Pin one of them to 1.")
+
+
+def _is_legal_tp(model: ModelGraph, tp: int) -> bool:
+    return tp in legal_tp(model, tp)
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def micro_batch_counts(global_batch: int, mesh: Mesh, fix: Fix) -> list[int]:
+    """Counts that leave every data rank equally many whole rows, smallest first."""
+    ranks = mesh.num_data_ranks
+    counts = [m for m in _divisors(global_batch // ranks) if global_batch % (m * ranks) == 0] if ranks else []
+    if global_batch % ranks:
+        return []
+    return [m for m in counts if fix.micro_batches in (None, m)]
+
+
+def recompute_sets(model: ModelGraph, fix: Fix) -> list[frozenset[str]]:
+    """None, or every block class; each class by itself while there are at most two of them."""
+    names = sorted(model.blocks)
+    if fix.recompute == "none" or not names:
+        return [frozenset()]
+    if fix.recompute == "full":
+        return [frozenset(names)]
+    if len(names) <= 2:
+        return [frozenset(n for i, n in enumerate(names) if bits >> i & 1) for bits in range(2 ** len(names))]
+    return [frozenset(), frozenset(names)]

@@ -1,0 +1,60 @@
+"""`--fix`: what the user pins, in one spelling everywhere.
+
+`tp=4`, `dp_shard=16`, `dp_replicate=2`, `micro_batches=8`, `recompute=none|full`, and `FQN-pattern=layout` for a
+parameter's stored layout: `lm_head.weight=R`, `model.layers.*.mlp.up_proj.weight=tp:S0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hpsearch.errors import LegalityError
+from hpsearch.layout import Layout
+from hpsearch.layout.mesh import RANK_ORDER
+
+KEYS = (*RANK_ORDER, "micro_batches", "recompute")
+
+
+@dataclass(frozen=True)
+class Fix:
+    degrees: dict[str, int] = field(default_factory=dict)
+    micro_batches: int | None = None
+    recompute: str | None = None
+    stored: dict[str, Layout] = field(default_factory=dict)
+    """Parameter pattern → stored layout."""
+    text: dict[str, str] = field(default_factory=dict)
+    """What was given, for the plan file."""
+
+
+def parse_fix(given: Mapping[str, object] | None) -> Fix:
+    """Reads pins; raises LegalityError naming the key, the value and what would be legal."""
+    degrees: dict[str, int] = {}
+    stored: dict[str, Layout] = {}
+    text = {str(key): str(value) for key, value in (given or {}).items()}
+    for key, value in text.items():
+        if key in RANK_ORDER:
+            degrees[key] = _whole(key, value)
+        elif key not in KEYS:
+            stored[_pattern(key)] = Layout.parse(value)
+    recompute = text.get("recompute")
+    if recompute not in (None, "none", "full"):
+        raise LegalityError(f"fix recompute={recompute}", "expected none or full", "Write --fix recompute=full.")
+    micro = _whole("micro_batches", text["micro_batches"]) if "micro_batches" in text else None
+    return Fix(degrees, micro, recompute, stored, text)
+
+
+def _pattern(key: str) -> str:
+    if "." not in key and "*" not in key:
+        raise LegalityError(
+            f"fix {key}",
+            f"expected one of {', '.join(KEYS)}, or a parameter's name (with a dot), but got {key!r}",
+            "Write for example --fix tp=4 or --fix lm_head.weight=R.",
+        )
+    return key
+
+
+def _whole(key: str, value: str) -> int:
+    if not value.isdigit() or int(value) < 1:
+        raise LegalityError(f"fix {key}={value}", "expected a whole number of at least 1", f"Write --fix {key}=2.")
+    return int(value)

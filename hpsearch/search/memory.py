@@ -1,0 +1,24 @@
+"""Peak bytes a device by category, for a chosen state of every node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from hpsearch.cost import CostTable
+from hpsearch.cost.cost_table import saved_bytes
+
+
+def bytes_by_category(table: CostTable, choice: Sequence[int], workspace: int = 0) -> dict[str, int]:
+    """parameters, gradients, optimizer, gathered, activations, workspace: they add up to the peak."""
+    state = {key: choice[i] for i, key in enumerate(table.keys)}
+    found: Counter[str] = Counter()
+    for key, kept in table.storages.items():
+        storage, count = kept[state[key]], table.space.nodes[key].count
+        for name, nbytes in storage.static_bytes(table.job, table.mesh).items():
+            found[name] += nbytes * count
+        found["gathered"] += storage.passing_bytes(table.job, table.mesh) * min(2, count)
+    for key, by_state in saved_bytes(table.space, table.job, table.mesh).items():
+        found["activations"] += int(by_state[state[key]])
+    found["workspace"] = workspace
+    return dict(found)

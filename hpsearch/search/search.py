@@ -1,0 +1,200 @@
+"""From a model's facts and a cluster to a plan with a proven bound.
+
+A *branch* is a mesh and a set of recomputed blocks; its candidates are micro-batch counts. Leaving out the memory limit
+gives each candidate a lower bound in milliseconds; when that relaxed optimum fits, it is the candidate's optimum.
+Candidates are taken best bound first and solved exactly until no bound is below the best plan found: then it is
+optimal over the space (`candidates.SPACE`) for this cost model, and the remaining candidates are pruned by proof.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from hpsearch.cluster import Cluster
+from hpsearch.cost import CostTable, Job, build, check_batch, optimizer_states, recipe_of
+from hpsearch.errors import LegalityError
+from hpsearch.graph import ModelGraph
+from hpsearch.layout import Mesh
+from hpsearch.plan import Plan, Refusal
+from hpsearch.search.assemble import Certificate, Found, plan_of
+from hpsearch.search.candidates import Branch, meshes, micro_batch_counts, recompute_sets, with_tiers
+from hpsearch.search.fix import Fix, parse_fix
+from hpsearch.search.infeasible import why_infeasible
+from hpsearch.search.pins import pinned
+from hpsearch.search.workspace import workspace_bytes
+from hpsearch.solve import Problem, solve
+from hpsearch.strategy import SearchSpace, enumerate_space, propagate_all
+
+Progress = Callable[[str, int, int], None]
+"""(what is being looked at, candidates done, candidates known)."""
+
+
+@dataclass(order=True)
+class _Entry:
+    """A candidate that waits for its turn."""
+
+    bound_s: float
+    order: int
+    table: CostTable = field(compare=False)
+    label: str = field(compare=False)
+    relaxed: tuple[int, ...] = field(compare=False)
+
+
+@dataclass
+class _Search:
+    """State of one search; lives for one call."""
+
+    model: ModelGraph
+    cluster: Cluster
+    global_batch: int
+    optimizer: str
+    fix: Fix
+    progress: Progress | None
+    deadline_s: float
+    spaces: dict[int, SearchSpace] = field(default_factory=dict)
+    refused: list[Refusal] = field(default_factory=list)
+    lost: list[tuple[float, str]] = field(default_factory=list)
+    considered: int = 0
+    solved: int = 0
+    best: Found | None = None
+    nearest: CostTable | None = None
+    """The candidate whose parts need least memory, for the message when nothing fits."""
+
+    def space(self, tp: int) -> SearchSpace:
+        if tp not in self.spaces:
+            data = next(iter(self.spaces.values())).data if self.spaces else propagate_all(self.model, self.model.rows)
+            self.spaces[tp] = enumerate_space(self.model, tp, data)
+        return self.spaces[tp]
+
+    def table(self, branch: Branch, micro_batches: int) -> CostTable:
+        job = Job(self.global_batch, micro_batches, recipe_of(self.model.recipe), self.optimizer, branch.recompute)
+        space = self.space(branch.mesh.size("tp"))
+        return pinned(build(space, self.cluster, branch.mesh, job, float(self.cluster.memory_bytes)), self.fix)
+
+
+def search(
+    graph: ModelGraph,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    fix: Mapping[str, object] | None = None,
+    optimizer: str = "adamw",
+    time_limit_s: float | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The fastest plan for `graph` on all devices of `cluster`, with its bound.
+
+    `global_batch`: rows of one optimizer step. `fix`: pins (see search/fix.py). `time_limit_s`: stop then with the best
+    plan so far and its honest gap.
+    Raises LegalityError (a pin or batch that cannot be), InfeasibleError (nothing fits; says what would).
+    """
+    optimizer_states(optimizer)
+    deadline_s = time.monotonic() + time_limit_s if time_limit_s is not None else float("inf")
+    state = _Search(graph, cluster, global_batch, optimizer, parse_fix(fix), progress, deadline_s)
+    queue = _bounds(state, _candidates(state))
+    bound_s = _best_first(state, queue)
+    if state.best is None:
+        raise why_infeasible(graph, cluster, state.nearest, state.fix, state.refused)
+    certificate = Certificate(bound_s, state.considered, state.solved, tuple(state.refused), tuple(state.lost))
+    return plan_of(graph, cluster, state.best, certificate, state.fix)
+
+
+def _candidates(state: _Search) -> list[tuple[Branch, int]]:
+    branches = []
+    for degrees in meshes(state.model, state.cluster.num_devices, state.fix):
+        mesh = with_tiers(Mesh.of(**degrees), state.cluster)
+        branches += [Branch(mesh, again) for again in recompute_sets(state.model, state.fix)]
+    found = [(b, m) for b in branches for m in micro_batch_counts(state.global_batch, b.mesh, state.fix)]
+    if not branches:
+        pins = " ".join(f"{k}={v}" for k, v in state.fix.text.items())
+        raise LegalityError(
+            f"{state.cluster.num_devices} devices",
+            f"expected a mesh of at most two axes with {pins or 'legal degrees'}, but there is none",
+            "Loosen --fix, or choose another number of devices.",
+        )
+    if not found:
+        smallest = min(branches, key=lambda b: b.mesh.num_data_ranks).mesh
+        check_batch(state.global_batch, state.fix.micro_batches or 1, smallest)
+    return found
+
+
+def _bounds(state: _Search, candidates: list[tuple[Branch, int]]) -> list[_Entry]:
+    """Every candidate that its parts' least memory allows, with its lower bound, as a heap."""
+    queue: list[_Entry] = []
+    least_bytes = float("inf")
+    for order, (branch, count) in enumerate(candidates):
+        label = branch.label(count)
+        if state.progress:
+            state.progress(label, order, len(candidates))
+        if time.monotonic() > state.deadline_s and queue:
+            state.refused.append(Refusal(candidate=label, reason="not looked at: the time limit was reached"))
+            continue
+        state.considered += 1
+        table = state.table(branch, count)
+        needed = table.least_parts_bytes
+        if needed < least_bytes:
+            least_bytes, state.nearest = needed, table
+        if needed > state.cluster.memory_bytes:
+            limit = state.cluster.memory_bytes
+            reason = f"needs at least {needed / 1e9:.1f} GB a device, {limit / 1e9:.1f} GB are there"
+            state.refused.append(Refusal(candidate=label, reason=reason))
+            continue
+        relaxed = solve(replace(table.problem, rows=()))
+        if relaxed.choice is None:
+            state.refused.append(Refusal(candidate=label, reason="no layout satisfies the pins"))
+            continue
+        heapq.heappush(queue, _Entry(relaxed.bound, order, table, label, relaxed.choice))
+    return queue
+
+
+def _best_first(state: _Search, queue: list[_Entry]) -> float:
+    """Solves candidates until none can beat the best; returns the lower bound over all of them."""
+    bound_s = float("inf")
+    while queue:
+        entry = heapq.heappop(queue)
+        best_s = state.best.objective_s if state.best else float("inf")
+        if entry.bound_s >= best_s or (time.monotonic() > state.deadline_s and state.best):
+            bound_s = min(bound_s, entry.bound_s)
+            state.lost += sorted((e.bound_s, f"{e.label}: at least") for e in [entry, *queue])[:3]
+            break
+        found, proven_s = _solve(state, entry)
+        bound_s = min(bound_s, proven_s)
+        if found is None:
+            continue
+        if found.objective_s < best_s:
+            state.best, found = found, state.best
+        if found is not None:
+            state.lost.append((found.objective_s, f"{found.label}:"))
+    return min(bound_s, state.best.objective_s) if state.best else bound_s
+
+
+def _solve(state: _Search, entry: _Entry) -> tuple[Found | None, float]:
+    """The candidate's optimum within the memory that its own workspace leaves, and its proven lower bound."""
+    state.solved += 1
+    limit = float(state.cluster.memory_bytes)
+    proven_s, allowed, choice = entry.bound_s, limit, entry.relaxed
+    best_s = state.best.objective_s if state.best else float("inf")
+    for attempt in range(4):
+        problem = _limited(entry.table.problem, allowed)
+        if problem.rows[0].total(choice) > allowed:
+            solution = solve(problem, upper_bound=best_s)
+            if attempt == 0:
+                proven_s = max(proven_s, solution.bound)
+            if solution.choice is None:
+                what = "costs more than the best plan" if solution.status == "cut off" else "does not fit in memory"
+                state.refused.append(Refusal(candidate=entry.label, reason=what))
+                return None, proven_s
+            choice = solution.choice
+        workspace = workspace_bytes(entry.table, choice)
+        if problem.rows[0].total(choice) + workspace <= limit:
+            return Found(entry.table, choice, problem.evaluate(choice), entry.label, workspace), proven_s
+        allowed = min(allowed, limit - workspace) * (1 - 0.01 * attempt)
+    state.refused.append(Refusal(candidate=entry.label, reason="its workspace does not fit beside what backward keeps"))
+    return None, proven_s
+
+
+def _limited(problem: Problem, allowed: float) -> Problem:
+    return replace(problem, rows=(replace(problem.rows[0], limit=allowed),))
