@@ -135,7 +135,7 @@ class _Builder:
         self.seconds, self.kept = seconds, kept
         self.rows, self.data_ranks = job.local_rows(mesh), mesh.num_data_ranks
         self.tp = space.tp
-        self.eta = cluster.overlap_efficiency
+        self.eta = cluster.device.overlap_efficiency
         self._price: dict[Collective, float] = {}
 
     def collective_s(self, collective: Collective) -> float:

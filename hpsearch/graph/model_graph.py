@@ -196,7 +196,7 @@ class ModelGraph:
     inputs: tuple[Input, ...]
     loss_reduction: str
     """`sum_over_count`: loss = Σ tokens / num_items given as an input, adds up over micro-batches exactly.
-    `mean`: the model's own mean; micro-batches are averaged, which is right when all have equally many valid targets."""
+    `mean`: the model's own mean; micro-batches are averaged: right when all have equally many valid targets."""
     recipe: str
     """bf16, fp32 or fp64."""
     limits: dict[str, int] = field(default_factory=dict)

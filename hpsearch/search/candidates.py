@@ -18,7 +18,8 @@ from hpsearch.search.fix import Fix
 from hpsearch.strategy import check_degree, legal_tp
 
 SPACE = (
-    "meshes of one or two axes out of dp_replicate, dp_shard, tp (tp on neighbouring ranks); data axes split the batch; "
+    "meshes of one or two axes out of dp_replicate, dp_shard, tp (tp on neighbouring ranks); data axes split the "
+    "batch; "
     "on tp every op takes any rule of its table; per parameter stored whole, ZeRO-2 or ZeRO-3; "
     "micro-batch count; recompute none or full per block class"
 )
@@ -40,7 +41,7 @@ class Branch:
 def with_tiers(mesh: Mesh, cluster: Cluster) -> Mesh:
     """The mesh with each axis told the outermost tier that its groups span."""
     axes = tuple(
-        type(axis)(axis.name, axis.size, axis.stride, cluster.tier_of(axis.size, axis.stride)) for axis in mesh.axes
+        type(axis)(axis.name, axis.size, axis.stride, cluster.tier_of(axis.size, axis.stride).name) for axis in mesh.axes
     )
     return Mesh(axes)
 

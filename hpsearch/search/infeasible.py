@@ -8,7 +8,7 @@ from hpsearch.errors import InfeasibleError
 from hpsearch.graph import ITEM_BYTES, ModelGraph
 from hpsearch.plan import Refusal
 from hpsearch.search.fix import Fix
-from hpsearch.search.memory import bytes_by_category
+from hpsearch.search.memory import bytes_by_category, usable_bytes
 from hpsearch.solve import least
 
 
@@ -16,9 +16,9 @@ def why_infeasible(
     model: ModelGraph, cluster: Cluster, nearest: CostTable | None, fix: Fix, refused: list[Refusal]
 ) -> InfeasibleError:
     """The error to raise when no candidate fits."""
-    limit = cluster.memory_bytes
+    limit = usable_bytes(cluster)
     subject = (
-        f"{model.name} ({model.num_params / 1e9:.2f}e9 parameters) on {cluster.num_devices} x {cluster.device.name}"
+        f"{model.name} ({model.num_params / 1e9:.2f}e9 parameters) on {cluster.devices} x {cluster.device.name}"
     )
     if nearest is None:
         reasons = "; ".join(f"{r.candidate}: {r.reason}" for r in refused[:3])

@@ -23,6 +23,7 @@ from hpsearch.search.assemble import Certificate, Found, plan_of
 from hpsearch.search.candidates import Branch, meshes, micro_batch_counts, recompute_sets, with_tiers
 from hpsearch.search.fix import Fix, parse_fix
 from hpsearch.search.infeasible import why_infeasible
+from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
 from hpsearch.search.workspace import workspace_bytes
 from hpsearch.solve import Problem, solve
@@ -72,7 +73,7 @@ class _Search:
     def table(self, branch: Branch, micro_batches: int) -> CostTable:
         job = Job(self.global_batch, micro_batches, recipe_of(self.model.recipe), self.optimizer, branch.recompute)
         space = self.space(branch.mesh.size("tp"))
-        return pinned(build(space, self.cluster, branch.mesh, job, float(self.cluster.memory_bytes)), self.fix)
+        return pinned(build(space, self.cluster, branch.mesh, job, float(usable_bytes(self.cluster))), self.fix)
 
 
 def search(
@@ -104,14 +105,14 @@ def search(
 
 def _candidates(state: _Search) -> list[tuple[Branch, int]]:
     branches = []
-    for degrees in meshes(state.model, state.cluster.num_devices, state.fix):
+    for degrees in meshes(state.model, state.cluster.devices, state.fix):
         mesh = with_tiers(Mesh.of(**degrees), state.cluster)
         branches += [Branch(mesh, again) for again in recompute_sets(state.model, state.fix)]
     found = [(b, m) for b in branches for m in micro_batch_counts(state.global_batch, b.mesh, state.fix)]
     if not branches:
         pins = " ".join(f"{k}={v}" for k, v in state.fix.text.items())
         raise LegalityError(
-            f"{state.cluster.num_devices} devices",
+            f"{state.cluster.devices} devices",
             f"expected a mesh of at most two axes with {pins or 'legal degrees'}, but there is none",
             "Loosen --fix, or choose another number of devices.",
         )
@@ -137,8 +138,8 @@ def _bounds(state: _Search, candidates: list[tuple[Branch, int]]) -> list[_Entry
         needed = table.least_parts_bytes
         if needed < least_bytes:
             least_bytes, state.nearest = needed, table
-        if needed > state.cluster.memory_bytes:
-            limit = state.cluster.memory_bytes
+        if needed > usable_bytes(state.cluster):
+            limit = usable_bytes(state.cluster)
             reason = f"needs at least {needed / 1e9:.1f} GB a device, {limit / 1e9:.1f} GB are there"
             state.refused.append(Refusal(candidate=label, reason=reason))
             continue
@@ -174,7 +175,7 @@ def _best_first(state: _Search, queue: list[_Entry]) -> float:
 def _solve(state: _Search, entry: _Entry) -> tuple[Found | None, float]:
     """The candidate's optimum within the memory that its own workspace leaves, and its proven lower bound."""
     state.solved += 1
-    limit = float(state.cluster.memory_bytes)
+    limit = float(usable_bytes(state.cluster))
     proven_s, allowed, choice = entry.bound_s, limit, entry.relaxed
     best_s = state.best.objective_s if state.best else float("inf")
     for attempt in range(4):
