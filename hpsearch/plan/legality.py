@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from hpsearch.cost.job import OPTIMIZER_STATES, RECIPES
 from hpsearch.errors import PlanError
 from hpsearch.graph import ITEM_BYTES
 from hpsearch.layout import Layout, Mesh, Placement
 from hpsearch.layout.mesh import SPLIT_ORDER
 from hpsearch.plan.schema import ParamEntry, PlanFile
 
-RECIPES = ("bf16", "fp32", "fp64")
 RECOMPUTE = ("none", "full")
 RESIDENCY = ("stored", "step", "micro_batch")
 REDUCE = ("step", "micro_batch")
@@ -69,6 +69,8 @@ def _job(file: PlanFile) -> Iterator[Fault]:
         yield problem, f"Legal numbers of micro-batches: {_short(legal)}."
     if job.recipe not in RECIPES:
         yield f"job.recipe: unknown {job.recipe!r}", f"Recipes are {', '.join(RECIPES)}."
+    if job.optimizer not in OPTIMIZER_STATES:
+        yield f"job.optimizer: unknown {job.optimizer!r}", f"Optimizers are {', '.join(OPTIMIZER_STATES)}."
     graphs = sorted({*file.placements, *(entry.graph for entry in file.parameters)})
     for block, choice in job.recompute.items():
         if choice not in RECOMPUTE:

@@ -141,16 +141,16 @@ def decisions_digest(file: PlanFile) -> str:
 
 def check_cluster(file: PlanFile, cluster: Cluster, subject: str) -> None:
     """Refuses a cluster other than the plan's, listing every field that differs."""
-    then = file.cluster
-    now = cluster_entry(cluster)
+    then, now = file.cluster, cluster_entry(cluster)
+    if (then.name, then.digest, then.devices) == (now.name, now.digest, now.devices):
+        return
     differing = [
-        f"{name} {getattr(then, name)!r} in the plan, {getattr(now, name)!r} here"
+        f"{name} is {getattr(then, name)!r} in the plan and {getattr(now, name)!r} here"
         for name in type(then).model_fields
         if getattr(then, name) != getattr(now, name)
     ]
-    if differing:
-        remedy = "Search again for this cluster with `hpsearch plan`, or load the cluster that the plan was made for."
-        raise PlanError(subject, f"made for another cluster: {'; '.join(differing)}", remedy)
+    remedy = "Search again for this cluster with `hpsearch plan`, or load the cluster that the plan was made for."
+    raise PlanError(subject, f"made for another cluster: {'; '.join(differing)}", remedy)
 
 
 def cluster_entry(cluster: Cluster) -> ClusterEntry:
@@ -158,7 +158,7 @@ def cluster_entry(cluster: Cluster) -> ClusterEntry:
     return ClusterEntry(
         name=cluster.name,
         digest=cluster.digest,
-        devices=cluster.num_devices,
+        devices=cluster.devices,
         device=cluster.device.name,
-        memory_bytes=cluster.memory_bytes,
+        memory_bytes=cluster.device.memory_bytes,
     )

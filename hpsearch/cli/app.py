@@ -1,0 +1,58 @@
+"""The command line: one function a command, errors in one line, exit codes that scripts can tell apart.
+
+0 done; 1 an error; 2 wrong usage; 3 nothing feasible (the message says the least memory found and what fills it).
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated, NoReturn
+
+import typer
+
+from hpsearch.cli.clusters import clusters_command
+from hpsearch.cli.explain import explain_command
+from hpsearch.cli.plan import plan_command
+from hpsearch.cli.quickstart import quickstart_command
+from hpsearch.cli.screen import complain
+from hpsearch.errors import HpsearchError
+
+app = typer.Typer(
+    name="hpsearch",
+    help="Finds the fastest parallel training plan for a model on a cluster, proves how good it is, and runs it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hpsearch {version('hpsearch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+app.command("plan")(plan_command)
+app.command("explain")(explain_command)
+app.command("clusters")(clusters_command)
+app.command("quickstart")(quickstart_command)
+
+
+def main() -> NoReturn:
+    """The console script: runs one command and exits with its code; an error of ours is one message on stderr."""
+    try:
+        app()
+    except HpsearchError as error:
+        complain(error)
+        sys.exit(error.exit_code)
+    sys.exit(0)

@@ -1,0 +1,241 @@
+"""A plan file says exactly one thing, or one error says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpsearch.errors import PlanError
+from hpsearch.plan import Plan
+from tests.plan.sample import model, plan_file
+
+Tree = dict[str, Any]
+
+
+def test_a_saved_plan_loads_as_itself(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    loaded = Plan.load(path, model())
+    assert loaded == plan
+    assert hash(loaded) == hash(plan)
+    assert loaded.content == path.read_bytes() == plan.content
+    assert loaded.content.endswith(b"}\n")
+    assert not loaded.is_edited
+    assert str(loaded.mesh) == "tp=2 x dp_shard=2"
+
+
+def test_bytes_do_not_depend_on_the_order_of_keys(plan: Plan) -> None:
+    def reverse(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {key: reverse(tree[key]) for key in reversed(tree)}
+        return [reverse(item) for item in tree] if isinstance(tree, list) else tree
+
+    assert Plan.from_bytes(json.dumps(reverse(json.loads(plan.content))).encode()).content == plan.content
+
+
+def test_floats_survive_to_the_last_bit(plan: Plan) -> None:
+    file = plan.file.model_copy(
+        update={"predicted": plan.file.predicted.model_copy(update={"step_s": 0.1 + 0.2, "compute_s": 5e-324})}
+    )
+    loaded = Plan.from_bytes(Plan(file).content)
+    assert loaded.file.predicted.step_s == 0.1 + 0.2
+    assert loaded.file.predicted.compute_s == 5e-324
+
+
+def put(*path: str | int, value: Any) -> Callable[[Tree], None]:
+    def edit(tree: Tree) -> None:
+        at: Any = tree
+        for part in path[:-1]:
+            at = at[part]
+        at[path[-1]] = value
+
+    return edit
+
+
+def drop(*path: str | int) -> Callable[[Tree], None]:
+    def edit(tree: Tree) -> None:
+        at: Any = tree
+        for part in path[:-1]:
+            at = at[part]
+        del at[path[-1]]
+
+    return edit
+
+
+def again(field: str) -> Callable[[Tree], None]:
+    def edit(tree: Tree) -> None:
+        tree[field].append(tree[field][0])
+
+    return edit
+
+
+FIX = "Correct it there, or write the plan again with `hpsearch plan`."
+AGAIN = "Write it again with `hpsearch plan`."
+EDITS: list[tuple[str, Callable[[Tree], None], str]] = [
+    ("older", put("schema_version", value="hpsearch.plan/0"), f"expected schema hpsearch.plan/1, but found the older hpsearch.plan/0. {AGAIN}"),
+    ("newer", put("schema_version", value="hpsearch.plan/2"), "expected schema hpsearch.plan/1, but found the newer hpsearch.plan/2. Update hpsearch, or write the plan again with this version."),
+    ("foreign", put("schema_version", value=3), "expected schema hpsearch.plan/1, but found 3. Is this a plan file?"),
+    ("no version", drop("schema_version"), f"expected key schema_version with 'hpsearch.plan/1', but it is missing. {AGAIN}"),
+    ("extra", put("job", "speed", value=1), "unknown key job.speed. Delete it; schema hpsearch.plan/1 does not have it."),
+    ("missing", drop("parameters", 1, "used"), f"key parameters[1].used is missing. {AGAIN}"),
+    ("type", put("mesh", 0, "size", value="2"), f"mesh[0].size: expected a valid integer, but found '2'. {FIX}"),
+    ("null", put("predicted", "step_s", value=None), f"predicted.step_s: expected a valid number, but found null. {FIX}"),
+    ("two", lambda t: (drop("model", "name")(t), drop("model", "source")(t), put("job", "recipe", value=[])(t)), f"key model.name is missing (1 more after this one). {AGAIN}"),
+    ("axis", put("mesh", 0, "name", value="pp"), "mesh: unknown axis 'pp'. Axes are dp_replicate, tp, dp_shard."),
+    ("axis twice", put("mesh", 0, "name", value="dp_shard"), "mesh: axis dp_shard stands twice. Delete one of the two."),
+    ("order", lambda t: t["mesh"].reverse(), "mesh: expected the axes in split order tp, dp_shard, but found dp_shard, tp. Reorder them."),
+    ("degree one", put("mesh", 0, "size", value=1), "mesh: axis tp has size 1, expected at least 2. Leave out axes of size 1."),
+    ("product", put("mesh", 1, "size", value=4), "mesh: expected 4 devices (cluster.devices), but tp=2 x dp_shard=4 gives 8. The product of the degrees must be the number of devices."),
+    ("stride", put("mesh", 1, "stride", value=1), "mesh: axis dp_shard has stride 1, expected 2. Strides follow from the degrees: tp on neighbouring ranks, then dp_shard, dp_replicate."),
+    ("batch", put("job", "micro_batches", value=3), "job: global batch 8 does not divide into 3 micro-batches. Legal numbers of micro-batches: 1, 2, 4, 8."),
+    ("no micro-batch", put("job", "micro_batches", value=0), "job.micro_batches: expected at least 1, but found 0. Correct it."),
+    ("recipe", put("job", "recipe", value="fp8"), "job.recipe: unknown 'fp8'. Recipes are bf16, fp32, fp64."),
+    ("optimizer", put("job", "optimizer", value="shampoo"), "job.optimizer: unknown 'shampoo'. Optimizers are adamw, adam, sgd, momentum."),
+    ("recompute", put("job", "recompute", "Layer", value="some"), "job.recompute: Layer is 'some'. Expected none or full."),
+    ("block", put("job", "recompute", "Loyer", value="full"), "job.recompute: no graph is called 'Loyer'. Graphs of this plan: Layer, outer."),
+    ("dtype", put("inputs", 0, "dtype", value="int4"), "input input_ids: unknown dtype 'int4'. Known: float64, "),
+    ("input twice", again("inputs"), "input input_ids stands twice. Delete one of the two."),
+    ("parameter twice", again("parameters"), "parameter embed.weight stands twice. Delete one of the two."),
+    ("place twice", put("parameters", 1, "graph", value="outer"), None),
+    ("count", put("parameters", 0, "count", value=0), "parameter embed.weight: count is 0, expected at least 1. Correct it."),
+    ("residency", put("parameters", 0, "residency", value="always"), "parameter embed.weight, residency: unknown 'always'. Expected stored, step, micro_batch."),
+    ("not gathered", put("parameters", 0, "residency", value="stored"), "parameter embed.weight: residency is stored, but it is stored as dp_shard:S0 and used as R. Set residency to step or micro_batch, or make the two layouts equal."),
+    ("reduce", put("parameters", 0, "reduce", value="never"), "parameter embed.weight, reduce: unknown 'never'. Expected step, micro_batch."),
+    ("placement", put("parameters", 0, "stored", value="dp_shard:X0"), "parameter embed.weight, stored: placement 'X0': expected R, P or S<dim>. Write for example S0."),
+    ("no axis", put("parameters", 0, "stored", value="S0"), "parameter embed.weight, stored: layout 'S0': expected axis:placement, but got 'S0'. Write for example tp:S0."),
+    ("other axis", put("parameters", 0, "stored", value="dp_replicate:S0"), "parameter embed.weight, stored: 'dp_replicate:S0' names axis 'dp_replicate'. The mesh has tp, dp_shard."),
+    ("axis placed twice", put("parameters", 0, "stored", value="tp:S0 tp:S1"), "parameter embed.weight, stored: 'tp:S0 tp:S1' places axis tp twice. Give each axis one placement."),
+    ("dim", put("parameters", 0, "stored", value="dp_shard:S2"), "parameter embed.weight, stored: 'dp_shard:S2' cuts dim 2, but shape [32, 16] has dims 0 to 1. Name one of them."),
+    ("partial", put("parameters", 0, "used", value="tp:P"), "parameter embed.weight, used: 'tp:P' is partial over tp. Only a gradient may wait for its sum; write R or S<dim>."),
+    ("layout order", put("parameters", 0, "stored", value="dp_shard:S0 tp:S0"), "parameter embed.weight, stored: expected 'tp:S0 dp_shard:S0', but found 'dp_shard:S0 tp:S0'. Axes stand in mesh order, one space apart, without R."),
+    ("rule", put("placements", "Layer", "mm", "tp", value="R,S0"), "placements.Layer.mm.tp: expected inputs->outputs, but found 'R,S0'. Write for example R,S0->S1."),
+    ("rule word", put("placements", "Layer", "mm", "tp", value="R,S0->Q"), "placements.Layer.mm.tp: 'R,S0->Q': placement 'Q': expected R, P or S<dim>. Write for example S0."),
+    ("rule axis", put("placements", "Layer", "mm", "cp", value="R,S0->S1"), "placements.Layer.mm: names axis 'cp'. The mesh has tp, dp_shard."),
+    ("kind", put("collectives", 0, "kind", value="all_scatter"), "collectives[0] (all_scatter of embed.weight): unknown kind 'all_scatter'. Kinds are all_gather, reduce_scatter, all_reduce, all_to_all."),
+    ("phase", put("collectives", 0, "phase", value="later"), "collectives[0] (all_gather of embed.weight): unknown phase 'later'. Phases are gather, forward, backward, reduce, step."),
+    ("negative", put("predicted", "bytes", "gradients", value=-1), "predicted.bytes.gradients: expected no negative number, but found -1. Correct it."),
+    ("memory", put("cluster", "memory_bytes", value=0), "cluster.memory_bytes: expected a positive number, but found 0. Correct it."),
+    ("seal", put("predicted", "priced", value=""), "predicted.priced is empty. Write the plan with hpsearch; the field tells an edit by hand."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "message"), [pytest.param(e, m, id=name) for name, e, m in EDITS])
+def test_a_damaged_plan_is_refused_with_its_first_fault(plan: Plan, edit: Any, message: str | None) -> None:
+    tree = json.loads(plan.content)
+    edit(tree)
+    if message is None:
+        tree["parameters"][1]["local"] = tree["parameters"][0]["local"]
+        message = "parameter embed.weight: embed.weight of outer stands twice. Delete one of the two."
+    with pytest.raises(PlanError) as error:
+        Plan.from_bytes(json.dumps(tree).encode(), "p.json")
+    assert str(error.value).startswith(f"p.json: {message}")
+
+
+TEXTS = [
+    (lambda t: "", f"expected a plan, but the file is empty. {AGAIN}"),
+    (lambda t: "[]", f"expected a JSON object, but found a list of 0. {AGAIN}"),
+    (lambda t: t.replace('"gap": 0.0', '"gap": NaN'), f"expected finite numbers, but found NaN at line 5, column 12. {AGAIN}"),
+    (lambda t: t.replace('"gap": 0.0', '"gap": -Infinity'), f"expected finite numbers, but found -Infinity at line 5, column 12. {AGAIN}"),
+    (lambda t: t.replace('"gap": 0.0', '"gap": 1e999'), f"expected finite numbers, but found 1e999 at line 5, column 12. {AGAIN}"),
+    (lambda t: t.replace('"gap": 0.0', '"gap": 0.0, "gap": 1.0'), "key 'gap' stands twice in one object. Delete one of the two."),
+    (lambda t: t.replace('"gap": 0.0', '"gap": 0.0,,'), f"expected JSON, but expecting property name enclosed in double quotes at line 5, column 16. {AGAIN}"),
+    (lambda t: "[" * 100_000, "expected a plan, but the JSON cannot be read: "),
+    (lambda t: t.replace('"gap": 0.0', '"gap": ' + "9" * 5000), "expected a plan, but the JSON cannot be read: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), TEXTS)
+def test_text_that_is_no_plan_is_refused(plan: Plan, change: Callable[[str], str], message: str) -> None:
+    with pytest.raises(PlanError) as error:
+        Plan.from_bytes(change(plan.content.decode()).encode(), "p.json")
+    assert str(error.value).startswith(f"p.json: {message}")
+
+
+def test_a_plan_cut_off_anywhere_is_refused_with_line_and_column(plan: Plan) -> None:
+    text = plan.content.decode().rstrip()
+    for length in range(1, len(text), 7):
+        with pytest.raises(PlanError, match=r"at line \d+, column \d+"):
+            Plan.from_bytes(text[:length].encode(), "p.json")
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(PlanError, match="expected UTF-8 text, but byte 1 is none"):
+        Plan.from_bytes(b"{\xff}", "p.json")
+
+
+def test_a_consistent_edit_is_accepted_and_shows(plan: Plan) -> None:
+    tree = json.loads(plan.content)
+    tree["parameters"][0] |= {"stored": "tp:S1 dp_shard:S0", "reduce": "step"}
+    tree["job"] |= {"micro_batches": 1, "recompute": {"Layer": "full"}}
+    edited = Plan.from_bytes(json.dumps(tree).encode())
+    assert edited.is_edited
+    assert "edited by hand" in str(edited)
+    assert Plan.from_bytes(edited.content).is_edited
+
+
+def test_what_is_not_a_decision_may_change_without_being_an_edit(plan: Plan) -> None:
+    tree = json.loads(plan.content)
+    tree["versions"] = {}
+    tree["certificate"]["refused"] = []
+    assert not Plan.from_bytes(json.dumps(tree).encode()).is_edited
+
+
+def test_another_model_is_refused_with_its_first_difference(plan: Plan) -> None:
+    def refusal(**changes: Any) -> str:
+        with pytest.raises(PlanError) as error:
+            Plan.from_bytes(plan.content, "p.json", model(**changes))
+        return re.sub(r" Search again.*", "", str(error.value)).removeprefix("p.json: made for another model: ")
+
+    assert refusal(layers=3) == "parameter layers.*.proj.weight stands for 2 tensors in the plan and 3 in the model."
+    assert refusal(width=8) == "parameter embed.weight is [32, 16] in the plan and [32, 8] in the model."
+    assert refusal(prefix="blocks") == (
+        "parameter layers.*.proj.weight of the plan is called blocks.*.proj.weight in the model."
+    )
+
+
+def test_the_same_parameters_in_another_wiring_are_another_model(plan: Plan) -> None:
+    import dataclasses
+
+    graph = model()
+    steps = (*graph.outer.steps[:2], dataclasses.replace(graph.outer.steps[2], inputs=("e",)), *graph.outer.steps[3:])
+    twisted = dataclasses.replace(graph, outer=dataclasses.replace(graph.outer, steps=steps))
+    with pytest.raises(PlanError, match="names and shapes agree with the plan, but the operations or their wiring"):
+        Plan.from_bytes(plan.content, "p.json", twisted)
+
+
+def test_another_sequence_length_is_another_job(plan: Plan) -> None:
+    import dataclasses
+
+    graph = model()
+    longer = dataclasses.replace(graph, inputs=(dataclasses.replace(graph.inputs[0], fixed=(0, 16)),))
+    expected = r"input input_ids is \[4, 8\] int64 in the plan and \[4, 16\] int64 for the model"
+    with pytest.raises(PlanError, match=expected):
+        Plan.from_bytes(plan.content, "p.json", longer)
+
+
+def test_the_fingerprint_does_not_depend_on_rows_or_source_lines() -> None:
+    import dataclasses
+
+    from hpsearch.plan import model_fingerprint
+
+    graph = model()
+    steps = tuple(dataclasses.replace(s, source="a.py:1") if hasattr(s, "source") else s for s in graph.outer.steps)
+    same = dataclasses.replace(graph, rows=64, outer=dataclasses.replace(graph.outer, steps=steps))
+    assert model_fingerprint(same) == model_fingerprint(graph)
+    assert model_fingerprint(model(layers=3)) != model_fingerprint(graph)
+
+
+def test_a_parameter_nobody_has_is_answered_with_near_names(plan: Plan) -> None:
+    assert plan.parameter("layers.1.proj.weight").count == 2
+    with pytest.raises(PlanError, match=r"layers.1.fc.weight: the plan has no such parameter.*layers.\*.proj.weight"):
+        plan.parameter("layers.1.fc.weight")
+
+
+def test_plan_file_is_complete() -> None:
+    assert plan_file().predicted.priced == ""
+    assert len(Plan(plan_file()).file.predicted.priced) == 64
