@@ -1,0 +1,271 @@
+"""What a cluster file has to satisfy beyond its types: units, plausible ranges, tiers that grow, tables that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from math import isfinite
+
+from hpsearch.cluster.curve import bus_factor
+from hpsearch.cluster.device import ITEM_BYTES
+from hpsearch.cluster.schema import ClusterFile, CurveEntry, DeviceEntry, Number, Numbers, TierEntry
+from hpsearch.cluster.units import LINKS, UNITS, Complaint, check_range, in_unit
+
+Path = tuple[str | int, ...]
+
+_BALANCE = (0.2, 5000.0)
+"""FLOPs a device can do per byte it can load, for its fastest dtype: 1 for old CPUs, 600 for 2025's accelerators."""
+_PEAK = (1e8, 1e17)
+_MEMORY_BANDWIDTH = (1e8, 1e14)
+_MEMORY = (2.0**27, 4e12)
+_HOST = (1e8, 2e12)
+_LAUNCH = (1e-9, 1e-3)
+_COLLECTIVE_LAUNCH = (0.0, 20e-3)
+_FRACTION = (0.01, 1.0)
+_MATMUL_RATE = (1e5, 1e17)
+_TIME = (1e-7, 3600.0)
+_BUS_SHARE = (0.001, 1.6)
+"""Bus bandwidth of a measured curve by the bandwidth of its link; above 1 where switches reduce in flight."""
+_OUTER_SHARE = 1.5
+"""An outer tier is rarely faster than the tier inside it, and then by little."""
+
+
+def complaints(entry: ClusterFile) -> list[Complaint]:
+    """Everything wrong with the file; empty when it can be believed."""
+    found = [c for c in _sources(entry)]
+    found += _device(entry.device)
+    for index, tier in enumerate(entry.tiers):
+        found += _tier(("tiers", index), tier)
+    if not found:
+        found += _tiers_together(entry)
+    return found
+
+
+def _number(path: Path, number: Number, dimension: str, allowed: tuple[float, float], what: str) -> Iterator[Complaint]:
+    """The unit is of the right dimension; the value is finite, positive and plausible."""
+    wrong = _unit(path, number.unit, dimension)
+    if wrong:
+        yield wrong
+        return
+    yield from _finite(path, number.value, allowed[0] > 0)
+    if isfinite(number.value) and (number.value > 0 or allowed[0] == 0):
+        complaint = check_range(path, number.value, number.unit, dimension, allowed, what)
+        if complaint:
+            yield complaint
+
+
+def _numbers(
+    path: Path, numbers: Numbers, count: int, dimension: str, allowed: tuple[float, float], what: str
+) -> Iterator[Complaint]:
+    """As many values as the table has points, each plausible; the first that is not is told."""
+    if len(numbers.values) != count:
+        yield Complaint(path, f"expected {count} values, one a point, but found {len(numbers.values)}", "Complete it.")
+        return
+    for value in numbers.values:
+        one = Number(value=value, unit=numbers.unit, kind=numbers.kind, source=numbers.source)
+        wrong = list(_number(path, one, dimension, allowed, what))
+        if wrong:
+            yield wrong[0]
+            return
+
+
+def _unit(path: Path, unit: str, dimension: str) -> Complaint | None:
+    if unit in UNITS[dimension]:
+        return None
+    known = ", ".join(UNITS[dimension])
+    other = next((name for name, units in UNITS.items() if unit in units), "")
+    found = f"{unit!r}, a unit of {other}" if other else repr(unit)
+    return Complaint((*path, "unit"), f"expected a unit of {dimension} ({known}), but found {found}", "Write the unit.")
+
+
+def _finite(path: Path, value: float, positive: bool) -> Iterator[Complaint]:
+    if not isfinite(value):
+        yield Complaint(path, f"expected a finite number, but found {value}", "Write the number that was measured.")
+    elif value < 0 or (positive and value == 0):
+        yield Complaint(path, f"expected a positive number, but found {value:g}", "Write the number that was measured.")
+
+
+def _sources(entry: ClusterFile) -> Iterator[Complaint]:
+    """Every source is a URL, a key of [sources], and every key leads to a URL or says it was measured here."""
+    for key, text in entry.sources.items():
+        if not text.startswith(("https://", "http://", "measured by ")):
+            yield Complaint(
+                ("sources", key), f"expected a URL, but found {text!r}", "Name the page the numbers stand on."
+            )
+    for path, number in _all_numbers(entry):
+        if number.source not in entry.sources and not number.source.startswith(("https://", "http://")):
+            known = ", ".join(entry.sources) or "nothing"
+            yield Complaint(
+                (*path, "source"), f"expected a URL or a key of [sources] ({known}), but found {number.source!r}",
+                "Add it under [sources].",
+            )  # fmt: skip
+
+
+def _all_numbers(entry: ClusterFile) -> Iterator[tuple[Path, Number | Numbers]]:
+    for name, value in entry.device:
+        if isinstance(value, Number):
+            yield ("device", name), value
+    for dtype, value in entry.device.peak.items():
+        yield ("device", "peak", dtype), value
+    for i, table in enumerate(entry.device.matmul):
+        yield ("device", "matmul", i, "rate"), table.rate
+    for i, tier in enumerate(entry.tiers):
+        for name, value in tier:
+            if isinstance(value, Number):
+                yield ("tiers", i, name), value
+        for j, curve in enumerate(tier.collectives):
+            for name, value in curve:
+                if isinstance(value, Numbers):
+                    yield ("tiers", i, "collectives", j, name), value
+
+
+def _device(device: DeviceEntry) -> Iterator[Complaint]:
+    at: Path = ("device",)
+    before = [
+        *_number((*at, "memory"), device.memory, "size", _MEMORY, "a device's memory"),
+        *_number((*at, "memory_bandwidth"), device.memory_bandwidth, "bandwidth", _MEMORY_BANDWIDTH, "device memory"),
+        *_number((*at, "launch"), device.launch, "time", _LAUNCH, "one kernel's fixed time"),
+        *_number(
+            (*at, "collective_launch"), device.collective_launch, "time", _COLLECTIVE_LAUNCH, "a collective's start"
+        ),
+    ]
+    for name in ("memory_efficiency", "matmul_efficiency", "attention_efficiency"):
+        before += _number((*at, name), getattr(device, name), "fraction", _FRACTION, "an efficiency")
+    if device.host_bandwidth is not None:
+        before += _number((*at, "host_bandwidth"), device.host_bandwidth, "bandwidth", _HOST, "the link to the host")
+    before += _peaks(device)
+    yield from before
+    if not before:
+        yield from _balance(device)
+    for i, table in enumerate(device.matmul):
+        yield from _growing((*at, "matmul", i, "m"), table.m)
+        yield from _numbers((*at, "matmul", i, "rate"), table.rate, len(table.m), "rate", _MATMUL_RATE, "a matmul")
+
+
+def _peaks(device: DeviceEntry) -> Iterator[Complaint]:
+    if not device.peak:
+        yield Complaint(
+            ("device", "peak"), "expected a peak for at least one dtype, but found none", "Add bfloat16 = …."
+        )
+    for dtype, peak in device.peak.items():
+        if dtype not in ITEM_BYTES:
+            known = ", ".join(ITEM_BYTES)
+            yield Complaint(("device", "peak", dtype), f"expected a dtype of torch ({known}), but found {dtype!r}", "")
+        yield from _number(("device", "peak", dtype), peak, "rate", _PEAK, "a device's peak")
+
+
+def _balance(device: DeviceEntry) -> Iterator[Complaint]:
+    """Peak and memory bandwidth belong to one device: 989 GFLOP/s beside 3.35 TB/s does not."""
+    dtype, peak = max(device.peak.items(), key=lambda item: item[1].value * UNITS["rate"][item[1].unit])
+    flops = peak.value * UNITS["rate"][peak.unit]
+    bandwidth = device.memory_bandwidth.value * UNITS["bandwidth"][device.memory_bandwidth.unit]
+    if _BALANCE[0] <= flops / bandwidth <= _BALANCE[1]:
+        return
+    slow = flops / bandwidth < _BALANCE[0]
+    path, number, dimension = (
+        (("device", "peak", dtype), peak, "rate") if slow else (("device", "memory_bandwidth"), device.memory_bandwidth, "bandwidth")
+    )  # fmt: skip
+    other = {"GFLOP/s": "TFLOP/s", "FLOP/s": "GFLOP/s", "GB/s": "TB/s", "MB/s": "GB/s", "Gbit/s": "GB/s"}.get(
+        number.unit, ""
+    )
+    remedy = (
+        f'{number.value:g} {number.unit} looks like {number.value:g} {other}: write unit = "{other}".' if other else ""
+    )
+    yield Complaint(
+        path, f"expected {_BALANCE[0]:g} to {_BALANCE[1]:g} FLOP per byte of memory bandwidth, but found "
+        f"{in_unit('rate', flops)} beside {in_unit('bandwidth', bandwidth)}, {flops / bandwidth:.3g} FLOP per byte",
+        remedy or "Check both numbers.",
+    )  # fmt: skip
+
+
+def _tier(at: Path, tier: TierEntry) -> Iterator[Complaint]:
+    wrong = _unit((*at, "size"), tier.size.unit, "count")
+    if wrong:
+        yield wrong
+    if tier.size.value != int(tier.size.value if isfinite(tier.size.value) else 0) or tier.size.value < 1:
+        yield Complaint(
+            (*at, "size"), f"expected a whole number of devices, but found {tier.size.value:g}", "Correct it."
+        )
+    if tier.link not in LINKS:
+        known = ", ".join(LINKS)
+        yield Complaint((*at, "link"), f"expected one of {known}, but found {tier.link!r}", "Choose the nearest kind.")
+        return
+    link = LINKS[tier.link]
+    what = f"one device on {tier.link}, one direction"
+    wrong_numbers = [
+        *_number((*at, "bandwidth"), tier.bandwidth, "bandwidth", link.bandwidth, what),
+        *_number((*at, "latency"), tier.latency, "time", link.latency, f"one message on {tier.link}"),
+    ]
+    for name in ("efficiency", "pipelining"):
+        number = getattr(tier, name)
+        if number is not None:
+            wrong_numbers += _number((*at, name), number, "fraction", _FRACTION, "an efficiency")
+    yield from wrong_numbers
+    for i, curve in enumerate(tier.collectives):
+        yield from _curve((*at, "collectives", i), curve, tier, not wrong_numbers)
+
+
+def _curve(at: Path, curve: CurveEntry, tier: TierEntry, link_is_sound: bool) -> Iterator[Complaint]:
+    given = {name: getattr(curve, name) for name in ("time", "busbw", "algbw") if getattr(curve, name) is not None}
+    if len(given) != 1:
+        yield Complaint(at, f"expected one of time, busbw, algbw, but found {', '.join(given) or 'none'}", "Keep one.")
+        return
+    yield from _growing((*at, "nbytes"), curve.nbytes)
+    span = curve.group * curve.stride
+    if span > tier.size.value:
+        yield Complaint(
+            at, f"expected a group inside the {tier.size.value:g} devices of {tier.name}, but {curve.group} ranks "
+            f"{curve.stride} apart need {span}", "Move it to an outer tier.",
+        )  # fmt: skip
+        return
+    ((name, numbers),) = given.items()
+    dimension, allowed = ("time", _TIME) if name == "time" else ("bandwidth", (1.0, 1e14))
+    wrong = list(_numbers((*at, name), numbers, len(curve.nbytes), dimension, allowed, f"one {curve.op}"))
+    yield from wrong
+    if not wrong and link_is_sound:
+        yield from _bus_share((*at, name), curve, numbers, dimension, tier)
+
+
+def _bus_share(at: Path, curve: CurveEntry, numbers: Numbers, dimension: str, tier: TierEntry) -> Iterator[Complaint]:
+    """The largest message moves at a believable share of the link: catches ms for us and Gbit for GB in tables."""
+    value = numbers.values[-1] * UNITS[dimension][numbers.unit]
+    factor = bus_factor(curve.op, curve.group)
+    bus = factor * curve.nbytes[-1] / value if dimension == "time" else value * (factor if at[-1] == "algbw" else 1.0)
+    line = tier.bandwidth.value * UNITS["bandwidth"][tier.bandwidth.unit]
+    if bus <= line * _BUS_SHARE[1] and (bus >= line * _BUS_SHARE[0] or curve.nbytes[-1] < 2**20):
+        return
+    yield Complaint(
+        at, f"expected a bus bandwidth below {_BUS_SHARE[1]:g} times the link's {in_unit('bandwidth', line)} and not under "
+        f"a thousandth of it, but {curve.nbytes[-1]} bytes move at {in_unit('bandwidth', bus)}",
+        f"Check the unit {numbers.unit!r} of the table and {tier.bandwidth.unit!r} of the link.",
+    )  # fmt: skip
+
+
+def _growing(path: Path, values: tuple[int, ...]) -> Iterator[Complaint]:
+    if not values:
+        yield Complaint(path, "expected at least one point, but found none", "Remove the table or fill it.")
+    for before, after in pairwise(values):
+        if after <= before:
+            yield Complaint(path, f"expected growing values, but {after} follows {before}", "Sort the table.")
+            return
+
+
+def _tiers_together(entry: ClusterFile) -> Iterator[Complaint]:
+    """Names differ; each domain is made of whole inner domains; bandwidth does not leap up on the way out."""
+    names = [tier.name for tier in entry.tiers]
+    for i, (inner, outer) in enumerate(pairwise(entry.tiers), 1):
+        at: Path = ("tiers", i)
+        if outer.name in names[:i]:
+            yield Complaint((*at, "name"), f"expected a new name, but {outer.name!r} stands above too", "Rename one.")
+        if outer.size.value <= inner.size.value or outer.size.value % inner.size.value:
+            yield Complaint(
+                (*at, "size"), f"expected a multiple of the {inner.size.value:g} devices of {inner.name!r} above it, larger "
+                f"than it, but found {outer.size.value:g}", "List tiers from the innermost to the outermost.",
+            )  # fmt: skip
+        fast, slow = (t.bandwidth.value * UNITS["bandwidth"][t.bandwidth.unit] for t in (outer, inner))
+        if fast > slow * _OUTER_SHARE:
+            yield Complaint(
+                (*at, "bandwidth"), f"expected at most {_OUTER_SHARE:g} times the {in_unit('bandwidth', slow)} of "
+                f"{inner.name!r} inside it, but found {in_unit('bandwidth', fast)}",
+                f"Check the units of both; {fast / 8e9:.6g} GB/s is {fast / 1e9:.6g} Gbit/s.",
+            )  # fmt: skip

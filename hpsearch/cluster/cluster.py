@@ -1,0 +1,163 @@
+"""`Cluster`: devices on tiers of links, with the price in seconds of a collective, a matmul, a kernel.
+
+Ranks fill inner tiers first: ranks 0..7 are the first node, and so on. No torch; frozen; prints and compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hpsearch.cluster.curve import COLLECTIVES, Curve, Floats
+from hpsearch.cluster.device import Device
+from hpsearch.cluster.find import find
+from hpsearch.cluster.read import Fact, read
+from hpsearch.cluster.route import Links, Price, cheapest, ways
+from hpsearch.cluster.text import describe
+from hpsearch.cluster.tier import GroupShape, Tier, group_shape
+from hpsearch.errors import ClusterError
+
+
+@dataclass(frozen=True)
+class Cluster:
+    name: str
+    devices: int
+    device: Device
+    tiers: tuple[Tier, ...]
+    """From the innermost to the outermost; the last holds every device."""
+    summary: str = field(default="", compare=False)
+    facts: tuple[Fact, ...] = field(default=(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_devices(self.name, self.devices, self.tiers)
+
+    @staticmethod
+    def load(name: str | Path, *, devices: int) -> Cluster:
+        """The cluster that ships under `name`, or is described at a path, or was measured here as `local`.
+
+        ClusterError: unknown name (the nearest is offered), a file that cannot be believed (with its line), a device
+        count that does not fit, or `local` before it was measured.
+        """
+        path = find(name, devices)
+        found = read(path.read_text(encoding="utf-8"), str(path))
+        return Cluster(found.name, devices, found.device, found.tiers, found.summary, found.facts)
+
+    def collective(self, kind: str, nbytes: float, size: int, stride: int) -> Price:
+        """The price of one call of `kind` on groups of `size` ranks `stride` apart, all groups at once.
+
+        `nbytes` by the convention of `hpsearch.layout.redistribute`: the large tensor of all_gather and
+        reduce_scatter, the tensor of all_reduce, the local tensor of all_to_all, on one rank.
+        """
+        if size == 1:
+            return Price(0.0, "exact", "one rank")
+        found = ways(self._links, self._kind(kind), self.shape(size, stride), np.array([float(nbytes)]))
+        return cheapest(found)
+
+    def collective_s(self, kind: str, nbytes: ArrayLike, size: int, stride: int) -> Floats:
+        """Seconds of `collective` for every size in an array; same shape."""
+        asked = np.asarray(nbytes, dtype=np.float64)
+        if size == 1:
+            return np.zeros_like(asked)
+        found = ways(self._links, self._kind(kind), self.shape(size, stride), asked.reshape(-1))
+        return np.min([seconds for seconds, _, _ in found], axis=0).reshape(asked.shape)
+
+    def tier_of(self, size: int, stride: int) -> Tier:
+        """The outermost tier that groups of `size` ranks, `stride` apart, have to cross."""
+        return self.tiers[0] if size == 1 else self.tiers[self.shape(size, stride).outermost]
+
+    def shape(self, size: int, stride: int) -> GroupShape:
+        """How such groups lie on the tiers."""
+        if size < 1 or stride < 1 or size * stride > self.devices:
+            raise ClusterError(
+                f"group of {size} ranks {stride} apart",
+                f"expected to fit in {self.devices} devices of {self.name}, but it needs {size * stride}",
+                "Use a mesh whose degrees multiply to the device count.",
+            )
+        key = (size, stride)
+        if key not in self._shapes:
+            self._shapes[key] = group_shape(self._tier_sizes, self.devices, size, stride)
+        return self._shapes[key]
+
+    def matmul_s(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str, batch: ArrayLike = 1) -> Floats:
+        """Seconds of `batch` products [m, k] @ [k, n] in one kernel; see `Device.matmul_s`."""
+        return self.device.matmul_s(m, n, k, dtype, batch)
+
+    def attention_s(self, flops: ArrayLike, nbytes: ArrayLike, dtype: str) -> Floats:
+        """Seconds of one fused attention kernel."""
+        return self.device.attention_s(flops, nbytes, dtype)
+
+    def memory_bound_s(self, nbytes: ArrayLike) -> Floats:
+        """Seconds of one kernel that moves `nbytes`, its launch included."""
+        return self.device.memory_bound_s(nbytes)
+
+    @property
+    def launch_s(self) -> float:
+        """Fixed seconds of one kernel; contained in every kernel price above."""
+        return self.device.launch_s
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 over everything a price can depend on, device count included; not over wording and sources."""
+        content = {"name": self.name, "devices": self.devices, "device": asdict(self.device)}
+        content["tiers"] = [asdict(tier) for tier in self.tiers]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return describe(self.name, self.devices, self.summary, self.device, self.tiers, self.facts)
+
+    def _kind(self, kind: str) -> str:
+        if kind not in COLLECTIVES:
+            raise ClusterError(f"collective {kind!r}", f"expected one of {', '.join(COLLECTIVES)}", "")
+        return kind
+
+    @property
+    def _tier_sizes(self) -> tuple[int, ...]:
+        return tuple(tier.size for tier in self.tiers)
+
+    @cached_property
+    def _shapes(self) -> dict[tuple[int, int], GroupShape]:
+        return {}
+
+    @cached_property
+    def _links(self) -> Links:
+        """Curves are placed on a full fabric: their shape does not depend on how many devices are in use."""
+        sizes = self._tier_sizes
+        placed = [[(curve, curve_shape(sizes, curve)) for curve in tier.curves] for tier in self.tiers]
+        return Links(self.tiers, self.device.collective_launch_s, placed)
+
+
+def curve_shape(tier_sizes: tuple[int, ...], curve: Curve) -> GroupShape:
+    """How the groups lay on the tiers when the curve was measured."""
+    span = curve.size * curve.stride
+    whole = next((size for size in tier_sizes if size % span == 0), span)
+    return group_shape(tier_sizes, whole, curve.size, curve.stride)
+
+
+def node_size(tiers: tuple[Tier, ...]) -> int:
+    """Devices of one node: the tier named `node`, else the innermost tier."""
+    return next((tier.size for tier in tiers if tier.name == "node"), tiers[0].size)
+
+
+def check_devices(name: str, devices: int, tiers: tuple[Tier, ...]) -> None:
+    """ClusterError unless `devices` is positive, inside the fabric, and at most one node or whole nodes."""
+    node, most = node_size(tiers), tiers[-1].size
+    if devices < 1:
+        raise ClusterError(f"cluster {name}", f"expected at least 1 device, but got {devices}", f"Ask for 1 to {most}.")
+    if devices > most:
+        raise ClusterError(
+            f"cluster {name}", f"expected at most {most} devices in its {tiers[-1].name}, but got {devices}",
+            f"Ask for {most} or fewer, or describe a larger cluster.",
+        )  # fmt: skip
+    if devices > node and devices % node:
+        low, high = devices // node * node, -(-devices // node) * node
+        near = f"{low} or {high}" if high <= most else f"{low}"
+        raise ClusterError(
+            f"cluster {name}", f"expected at most {node} devices (one node) or whole nodes of {node}, but got {devices}",
+            f"The nearest counts are {near}.",
+        )  # fmt: skip

@@ -1,0 +1,92 @@
+"""The cluster file, field by field (TOML). Every number has value, unit, kind and source; see `cost_models/`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA = "hpsearch.cluster/1"
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Value = Annotated[float, Field(strict=True)]
+Kind = Literal["measured", "published", "specification", "fitted"]
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Number(_Strict):
+    value: Value
+    unit: str
+    kind: Kind
+    source: str
+    """A URL, or a key of [sources]."""
+    note: str = ""
+
+
+class Numbers(_Strict):
+    values: tuple[Value, ...]
+    unit: str
+    kind: Kind
+    source: str
+    note: str = ""
+
+
+class CurveEntry(_Strict):
+    """One measured collective; exactly one of time, busbw and algbw (nccl-tests' words)."""
+
+    op: Collective
+    group: Annotated[int, Field(strict=True, ge=2)]
+    stride: Count = 1
+    """Ranks of a group stand this far apart; all groups were running at once."""
+    nbytes: tuple[Count, ...]
+    """By the convention of `hpsearch.layout.redistribute`."""
+    time: Numbers | None = None
+    busbw: Numbers | None = None
+    algbw: Numbers | None = None
+
+
+class TierEntry(_Strict):
+    name: str
+    size: Number
+    link: str
+    bandwidth: Number
+    """Of one device, one direction, while all devices of the domain send."""
+    latency: Number
+    efficiency: Number | None = None
+    pipelining: Number | None = None
+    collectives: tuple[CurveEntry, ...] = ()
+
+
+class MatmulEntry(_Strict):
+    dtype: str
+    n: Count
+    k: Count
+    m: tuple[Count, ...]
+    rate: Numbers
+
+
+class DeviceEntry(_Strict):
+    name: str
+    memory: Number
+    memory_bandwidth: Number
+    memory_efficiency: Number
+    matmul_efficiency: Number
+    attention_efficiency: Number
+    launch: Number
+    collective_launch: Number
+    host_bandwidth: Number | None = None
+    peak: dict[str, Number]
+    matmul: tuple[MatmulEntry, ...] = ()
+
+
+class ClusterFile(_Strict):
+    schema_version: Literal["hpsearch.cluster/1"]
+    name: str
+    summary: str = ""
+    sources: dict[str, str] = {}
+    device: DeviceEntry
+    tiers: Annotated[tuple[TierEntry, ...], Field(min_length=1)]

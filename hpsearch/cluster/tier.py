@@ -1,0 +1,127 @@
+"""`Tier`: one level of links; and how a group of ranks lies on the tiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+import numpy as np
+
+from hpsearch.cluster.curve import Curve, Floats, bus_factor, price_from_curves
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Links between the domains of the tier inside it: dies of a package, packages of a node, nodes of a fabric."""
+
+    name: str
+    size: int
+    """Devices in one domain of this tier."""
+    link: str
+    bytes_per_s: float
+    """Of one device, one direction, while every device of its domain sends at once: the device's share of a NIC."""
+    latency_s: float
+    """Of one small message."""
+    efficiency: float = 1.0
+    """Share of `bytes_per_s` that a long collective reaches."""
+    pipelining: float | None = None
+    """How well an all-reduce overlaps this tier with the tiers inside: the slower part takes 1/pipelining as long.
+    None: the parts run one after the other."""
+    curves: tuple[Curve, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        return self.bytes_per_s * self.efficiency
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """How the groups of `size` ranks spaced `stride` apart lie on the tiers, the same for all groups or not at all.
+
+    counts[t] is the number of domains of tier t that a group touches, each with equally many members; counts of -1
+    stand where groups touch unequal domains. Tier -1 is the ranks themselves: `size` domains.
+    """
+
+    size: int
+    counts: tuple[int, ...]
+
+    @property
+    def outermost(self) -> int:
+        """Index of the innermost tier whose domains hold every group whole."""
+        return self.counts.index(1)
+
+    def count(self, tier: int) -> int:
+        return self.size if tier < 0 else self.counts[tier]
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Tiers inside the outermost at which the group falls into equal parts of more than one rank."""
+        found, before = [], self.size
+        for t in range(self.outermost):
+            if 1 < self.counts[t] < before:
+                found.append(t)
+                before = self.counts[t]
+        return tuple(found)
+
+    def inside(self, low: int, high: int) -> GroupShape:
+        """The shape of the subgroup that joins the domains of tier `low` inside one domain of tier `high`."""
+        parts = self.count(high)
+        size = self.count(low) // parts
+        counts = [size if t <= low else 1 if t >= high else count for t, count in enumerate(self.counts)]
+        between = range(low + 1, high)
+        return GroupShape(size, tuple(c // parts if t in between and c > 0 else c for t, c in enumerate(counts)))
+
+
+def group_shape(tier_sizes: tuple[int, ...], devices: int, size: int, stride: int) -> GroupShape:
+    """The shape of all groups of `size` ranks, `stride` apart, that tile `devices` ranks; inner tiers fill first."""
+    block = size * stride
+    first = (np.arange(devices // block)[:, None] * block + np.arange(stride)).reshape(-1, 1)
+    members = first + np.arange(size) * stride
+    counts = []
+    for domain_size in tier_sizes:
+        domain = members // domain_size
+        touched = 1 + (np.diff(domain, axis=1) > 0).sum(axis=1)
+        count = int(touched[0])
+        even = bool((touched == count).all()) and size % count == 0
+        if even:
+            parts = domain.reshape(len(domain), count, size // count)
+            even = bool((parts == parts[:, :, :1]).all())
+        counts.append(count if even else -1)
+    return GroupShape(size, tuple(counts))
+
+
+def leaf_seconds(
+    kind: str, tier: Tier, curves: list[tuple[Curve, GroupShape]], shape: GroupShape, nbytes: Floats, launch_s: float
+) -> tuple[Floats, str, str]:
+    """Seconds of one flat collective at `tier`, with its basis and wording.
+
+    `curves` are the tier's, each with the shape of the groups it was measured on. A curve speaks for a group that lies
+    on the tiers as its own did, or, between groups with one rank in each inner domain, for other sizes too.
+    """
+    alike = tuple(c for c, measured in curves if c.kind == kind and measured == shape)
+    if not alike and _one_each(shape):
+        alike = tuple(c for c, measured in curves if c.kind == kind and _one_each(measured))
+    words = f"{kind} {tier.name} x{shape.size}"
+    if alike:
+        seconds, basis, how = price_from_curves(alike, shape.size, nbytes)
+        return seconds, basis, f"{words} ({how})"
+    seconds, how = alpha_beta_seconds(kind, tier, shape.size, nbytes)
+    return launch_s + seconds, "modelled", f"{words} ({how})"
+
+
+def _one_each(shape: GroupShape) -> bool:
+    """No two ranks of the group share a domain inside the tier it spans."""
+    return all(count == shape.size for count in shape.counts[: shape.outermost])
+
+
+def alpha_beta_seconds(kind: str, tier: Tier, size: int, nbytes: Floats) -> tuple[Floats, str]:
+    """Latency per step plus bytes by bandwidth: a ring, or for small all-reduces a tree (Sanders et al. 2009).
+
+    Ring: (n-1) steps and (n-1)/n of the bytes, twice for all_reduce. Tree: 2·log2(n) steps and twice the bytes.
+    """
+    steps = (size - 1) * (2 if kind == "all_reduce" else 1)
+    ring = steps * tier.latency_s + bus_factor(kind, size) * nbytes / tier.rate
+    if kind != "all_reduce":
+        return ring, "ring" if kind != "all_to_all" else "pairwise"
+    tree = 2 * ceil(log2(size)) * tier.latency_s + 2 * nbytes / tier.rate
+    return np.minimum(ring, tree), "ring or tree"
