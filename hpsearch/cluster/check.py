@@ -32,7 +32,7 @@ _OUTER_SHARE = 1.5
 
 def complaints(entry: ClusterFile) -> list[Complaint]:
     """Everything wrong with the file; empty when it can be believed."""
-    found = [c for c in _sources(entry)]
+    found = list(_sources(entry))
     found += _device(entry.device)
     for index, tier in enumerate(entry.tiers):
         found += _tier(("tiers", index), tier)
@@ -129,7 +129,7 @@ def _device(device: DeviceEntry) -> Iterator[Complaint]:
             (*at, "collective_launch"), device.collective_launch, "time", _COLLECTIVE_LAUNCH, "a collective's start"
         ),
     ]
-    for name in ("memory_efficiency", "matmul_efficiency", "attention_efficiency"):
+    for name in ("memory_efficiency", "matmul_efficiency", "attention_efficiency", "overlap_efficiency"):
         before += _number((*at, name), getattr(device, name), "fraction", _FRACTION, "an efficiency")
     if device.host_bandwidth is not None:
         before += _number((*at, "host_bandwidth"), device.host_bandwidth, "bandwidth", _HOST, "the link to the host")
@@ -161,21 +161,19 @@ def _balance(device: DeviceEntry) -> Iterator[Complaint]:
     bandwidth = device.memory_bandwidth.value * UNITS["bandwidth"][device.memory_bandwidth.unit]
     if _BALANCE[0] <= flops / bandwidth <= _BALANCE[1]:
         return
-    slow = flops / bandwidth < _BALANCE[0]
-    path, number, dimension = (
-        (("device", "peak", dtype), peak, "rate") if slow else (("device", "memory_bandwidth"), device.memory_bandwidth, "bandwidth")
-    )  # fmt: skip
-    other = {"GFLOP/s": "TFLOP/s", "FLOP/s": "GFLOP/s", "GB/s": "TB/s", "MB/s": "GB/s", "Gbit/s": "GB/s"}.get(
-        number.unit, ""
-    )
-    remedy = (
-        f'{number.value:g} {number.unit} looks like {number.value:g} {other}: write unit = "{other}".' if other else ""
-    )
+    path: Path = ("device", "memory_bandwidth")
+    number = device.memory_bandwidth
+    if flops / bandwidth < _BALANCE[0]:
+        path, number = ("device", "peak", dtype), peak
+    larger = {"GFLOP/s": "TFLOP/s", "FLOP/s": "GFLOP/s", "GB/s": "TB/s", "MB/s": "GB/s", "Gbit/s": "GB/s"}
+    unit = larger.get(number.unit)
+    value = f"{number.value:g}"
     yield Complaint(
-        path, f"expected {_BALANCE[0]:g} to {_BALANCE[1]:g} FLOP per byte of memory bandwidth, but found "
-        f"{in_unit('rate', flops)} beside {in_unit('bandwidth', bandwidth)}, {flops / bandwidth:.3g} FLOP per byte",
-        remedy or "Check both numbers.",
-    )  # fmt: skip
+        path,
+        f"expected {_BALANCE[0]:g} to {_BALANCE[1]:g} FLOP per byte of memory bandwidth, but found "
+        f"{in_unit('rate', flops)} beside {in_unit('bandwidth', bandwidth)}",
+        f'{value} {number.unit} looks like {value} {unit}: write unit = "{unit}".' if unit else "Check both numbers.",
+    )
 
 
 def _tier(at: Path, tier: TierEntry) -> Iterator[Complaint]:
@@ -235,8 +233,8 @@ def _bus_share(at: Path, curve: CurveEntry, numbers: Numbers, dimension: str, ti
     if bus <= line * _BUS_SHARE[1] and (bus >= line * _BUS_SHARE[0] or curve.nbytes[-1] < 2**20):
         return
     yield Complaint(
-        at, f"expected a bus bandwidth below {_BUS_SHARE[1]:g} times the link's {in_unit('bandwidth', line)} and not under "
-        f"a thousandth of it, but {curve.nbytes[-1]} bytes move at {in_unit('bandwidth', bus)}",
+        at, f"expected {_BUS_SHARE[0]:g} to {_BUS_SHARE[1]:g} times the link's {in_unit('bandwidth', line)} as bus "
+        f"bandwidth, but {curve.nbytes[-1]} bytes move at {in_unit('bandwidth', bus)}",
         f"Check the unit {numbers.unit!r} of the table and {tier.bandwidth.unit!r} of the link.",
     )  # fmt: skip
 
@@ -259,8 +257,9 @@ def _tiers_together(entry: ClusterFile) -> Iterator[Complaint]:
             yield Complaint((*at, "name"), f"expected a new name, but {outer.name!r} stands above too", "Rename one.")
         if outer.size.value <= inner.size.value or outer.size.value % inner.size.value:
             yield Complaint(
-                (*at, "size"), f"expected a multiple of the {inner.size.value:g} devices of {inner.name!r} above it, larger "
-                f"than it, but found {outer.size.value:g}", "List tiers from the innermost to the outermost.",
+                (*at, "size"),
+                f"expected a larger multiple of the {inner.size.value:g} devices of {inner.name!r} above "
+                f"it, but found {outer.size.value:g}", "List tiers from the innermost to the outermost.",
             )  # fmt: skip
         fast, slow = (t.bandwidth.value * UNITS["bandwidth"][t.bandwidth.unit] for t in (outer, inner))
         if fast > slow * _OUTER_SHARE:

@@ -56,8 +56,10 @@ class Cluster:
         """
         if size == 1:
             return Price(0.0, "exact", "one rank")
-        found = ways(self._links, self._kind(kind), self.shape(size, stride), np.array([float(nbytes)]))
-        return cheapest(found)
+        key = (self._kind(kind), float(nbytes), size, stride)
+        if key not in self._prices:
+            self._prices[key] = cheapest(ways(self._links, kind, self.shape(size, stride), np.array([float(nbytes)])))
+        return self._prices[key]
 
     def collective_s(self, kind: str, nbytes: ArrayLike, size: int, stride: int) -> Floats:
         """Seconds of `collective` for every size in an array; same shape."""
@@ -65,7 +67,7 @@ class Cluster:
         if size == 1:
             return np.zeros_like(asked)
         found = ways(self._links, self._kind(kind), self.shape(size, stride), asked.reshape(-1))
-        return np.min([seconds for seconds, _, _ in found], axis=0).reshape(asked.shape)
+        return np.asarray(np.min([seconds for seconds, _, _ in found], axis=0)).reshape(asked.shape)
 
     def tier_of(self, size: int, stride: int) -> Tier:
         """The outermost tier that groups of `size` ranks, `stride` apart, have to cross."""
@@ -121,6 +123,10 @@ class Cluster:
         return tuple(tier.size for tier in self.tiers)
 
     @cached_property
+    def _prices(self) -> dict[tuple[str, float, int, int], Price]:
+        return {}
+
+    @cached_property
     def _shapes(self) -> dict[tuple[int, int], GroupShape]:
         return {}
 
@@ -158,6 +164,6 @@ def check_devices(name: str, devices: int, tiers: tuple[Tier, ...]) -> None:
         low, high = devices // node * node, -(-devices // node) * node
         near = f"{low} or {high}" if high <= most else f"{low}"
         raise ClusterError(
-            f"cluster {name}", f"expected at most {node} devices (one node) or whole nodes of {node}, but got {devices}",
+            f"cluster {name}", f"expected up to {node} devices (one node) or whole nodes of {node}, but got {devices}",
             f"The nearest counts are {near}.",
         )  # fmt: skip

@@ -52,7 +52,7 @@ class Curve:
             while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
                 (b, m), (a, n) = pools.pop(), pools.pop()
                 pools.append(((a * n + b * m) / (n + m), n + m))
-        return np.exp(np.repeat([mean for mean, _ in pools], [count for _, count in pools]))
+        return np.asarray(np.exp(np.repeat([mean for mean, _ in pools], [count for _, count in pools])))
 
     @property
     def latency_s(self) -> float:

@@ -121,4 +121,5 @@ class Device:
 
 def _shape_point(m: Floats, n: Floats, k: Floats) -> Floats:
     """Log2 shape; m and n stand for each other, because a transposed product is the same work."""
+    m, n, k = (np.maximum(x, 1.0) for x in (m, n, k))
     return np.stack([np.log2(np.minimum(m, n)), np.log2(np.maximum(m, n)), np.log2(k)], axis=-1)

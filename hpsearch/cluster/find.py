@@ -86,9 +86,10 @@ def _measured(devices: int) -> Path:
         return path
     found = "a damaged measurement" if path.is_file() else "no measurement"
     raise ClusterError(
-        "cluster 'local'", f"expected this machine measured with {devices} ranks, but found {found} in {cache_folder()}",
+        "cluster 'local'",
+        f"expected this machine measured with {devices} ranks, but found {found} in {cache_folder()}",
         f"Measure it: hpsearch.measure.load_cluster('local', devices={devices}); the commands do so by themselves.",
-    )  # fmt: skip
+    )
 
 
 def _cpu_model() -> str:

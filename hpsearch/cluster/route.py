@@ -12,7 +12,7 @@ Inner tiers can be merged into one flat step, so that a tier as fast as its neig
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -74,7 +74,7 @@ def cheapest(found: list[Way], index: int = 0) -> Price:
 def _parts(shape: GroupShape, cuts: tuple[int, ...]) -> list[GroupShape]:
     """Subgroups from the innermost to the outermost, one for each stretch of tiers between cuts."""
     edges = (-1, *cuts, shape.outermost)
-    return [shape.inside(low, high) for low, high in zip(edges, edges[1:], strict=False)]
+    return [shape.inside(low, high) for low, high in pairwise(edges)]
 
 
 def _in_turn(steps: list[Way]) -> Way:

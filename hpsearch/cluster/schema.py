@@ -11,7 +11,7 @@ SCHEMA = "hpsearch.cluster/1"
 Count = Annotated[int, Field(strict=True, ge=1)]
 Value = Annotated[float, Field(strict=True)]
 Kind = Literal["measured", "published", "specification", "fitted"]
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 
 class _Strict(BaseModel):
@@ -38,7 +38,7 @@ class Numbers(_Strict):
 class CurveEntry(_Strict):
     """One measured collective; exactly one of time, busbw and algbw (nccl-tests' words)."""
 
-    op: Collective
+    op: Op
     group: Annotated[int, Field(strict=True, ge=2)]
     stride: Count = 1
     """Ranks of a group stand this far apart; all groups were running at once."""
@@ -78,6 +78,7 @@ class DeviceEntry(_Strict):
     attention_efficiency: Number
     launch: Number
     collective_launch: Number
+    overlap_efficiency: Number
     host_bandwidth: Number | None = None
     peak: dict[str, Number]
     matmul: tuple[MatmulEntry, ...] = ()

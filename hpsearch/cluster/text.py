@@ -22,7 +22,8 @@ def describe(
 def _device(device: Device) -> list[str]:
     peaks = ", ".join(f"{dtype} {in_unit('rate', rate)}" for dtype, rate in device.peak)
     return [
-        f"device {device.name}: {in_unit('size', device.memory_bytes)} at {in_unit('bandwidth', device.memory_bytes_per_s)}",
+        f"device {device.name}: {in_unit('size', device.memory_bytes)}, "
+        f"{in_unit('bandwidth', device.memory_bytes_per_s)}",
         f"peak {peaks}",
         f"launch {in_unit('time', device.launch_s)}, {len(device.matmul)} matmul tables",
     ]

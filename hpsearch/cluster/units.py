@@ -1,4 +1,4 @@
-"""Units of a cluster file: to SI at the file's edge, with plausible ranges and the slip behind an implausible number."""
+"""Units of a cluster file: to SI at the file's edge, with plausible ranges and the slip behind a wrong number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ UNITS: dict[str, dict[str, float]] = {
         "Mbit/s": 1e6 / 8, "Mbps": 1e6 / 8, "GiB/s": 2.0**30, "B/s": 1.0,
     },
     "time": {"us": 1e-6, "ms": 1e-3, "ns": 1e-9, "s": 1.0},
-    "size": {"GB": 1e9, "GiB": 2.0**30, "TB": 1e12, "TiB": 2.0**40, "MB": 1e6, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0},
+    "size": {
+        "GB": 1e9, "GiB": 2.0**30, "TB": 1e12, "TiB": 2.0**40, "MB": 1e6, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0,
+    },
     "rate": {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "PFLOP/s": 1e15, "FLOP/s": 1.0},
     "fraction": {"fraction": 1.0},
     "count": {"devices": 1.0},
