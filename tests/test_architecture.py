@@ -1,4 +1,4 @@
-"""The shape of the house, held by reading the source: imports go down, the search half has no torch, files stay small."""
+"""The shape of the house, read off the source: imports go down, the search half has no torch, files stay small."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ORDER = [
     ("schedule",),
     ("graph",),
     ("strategy",),
-    ("cost",),
     ("solve",),
+    ("cost",),
     ("plan",),
     ("search",),
     ("capture",),

@@ -1,0 +1,50 @@
+"""`hpsearch clusters`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from hpsearch.cli.screen import show
+from hpsearch.cluster import LOCAL, LOCAL_SUMMARY, Cluster, shipped
+from hpsearch.cluster.find import FILE_NAME, cost_models
+from hpsearch.cluster.read import Description, read
+from hpsearch.plan.tables import table
+from hpsearch.plan.units import size
+
+
+def clusters_command(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one: every number, its source.")] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help="With so many devices (default: all).")] = None,
+) -> None:
+    """Lists the clusters that ship, or shows one of them, or one described in a file."""
+    if name is None:
+        show(listing())
+        return
+    if name != LOCAL and name in shipped() and devices is None:
+        devices = _describe(name).tiers[-1].size
+    if devices is None:
+        raise typer.BadParameter(f"say how many devices of {name}.", param_hint="--devices")
+    show(Text(str(Cluster.load(name, devices=devices))))
+
+
+def listing() -> object:
+    """The table of what ships, `local` last."""
+    made = table("Clusters", "name", "device", "memory", "tiers, devices inside", "numbers by kind", "what it is")
+    for name in shipped():
+        if name == LOCAL:
+            continue
+        found = _describe(name)
+        tiers = ", ".join(f"{tier.name} {tier.size}" for tier in found.tiers)
+        kinds = [fact.kind for fact in found.facts]
+        counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+        made.add_row(name, found.device.name, size(found.device.memory_bytes), tiers, counted, found.summary)
+    made.add_row(LOCAL, "a process", "its share", "this machine", "measured", LOCAL_SUMMARY)
+    return made
+
+
+def _describe(name: str) -> Description:
+    path = cost_models() / name / FILE_NAME
+    return read(path.read_text(encoding="utf-8"), str(path))

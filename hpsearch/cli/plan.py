@@ -1,0 +1,85 @@
+"""`hpsearch plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from hpsearch.cli.fix import parse_fixes
+from hpsearch.cli.screen import progress_bar, show
+from hpsearch.cluster import LOCAL, Cluster
+from hpsearch.cost.job import RECIPES
+from hpsearch.errors import PlanError
+from hpsearch.graph import ModelGraph
+from hpsearch.plan import Plan
+from hpsearch.plan.explain import explain
+from hpsearch.search import search
+
+STDOUT = Path("-")
+
+
+def plan_command(
+    model: Annotated[str, typer.Option(metavar="CFG|module:callable", help="A Hugging Face config.json, or a callable.")],
+    cluster: Annotated[str, typer.Option(metavar="C", help="A name (see `hpsearch clusters`), a file, or local.")],
+    devices: Annotated[int, typer.Option(metavar="N", min=1, help="How many devices of the cluster to use.")],
+    global_batch: Annotated[int, typer.Option(metavar="B", min=1, help="Rows of one optimizer step.")],
+    seq_len: Annotated[int, typer.Option(metavar="S", min=1, help="Tokens of one row.")],
+    fix: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Pin a choice: tp=4, recompute=none, lm_head.weight=R.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help=f"Precision: {', '.join(RECIPES)}.")] = "bf16",
+    optimizer: Annotated[str, typer.Option(help="Whose state takes memory: adamw, adam, momentum, sgd.")] = "adamw",
+    time_limit: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="Stop with the best so far.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="F", help="Write it here; - is stdout.")] = None,
+) -> None:
+    """Searches the fastest plan for a model on a cluster, says how good it is, and writes it."""
+    fixes = parse_fixes(fix or [])
+    if recipe not in RECIPES:
+        raise typer.BadParameter(f"expected one of {', '.join(RECIPES)}, but got {recipe!r}.", param_hint="--recipe")
+    if output is not None and not output.parent.is_dir():
+        raise PlanError(str(output), f"cannot be written: there is no folder {output.parent}", "Create it first.")
+    machine = _load_cluster(cluster, devices)
+    graph = _load_graph(model, seq_len, recipe)
+    with progress_bar("searching") as bar:
+
+        def watch(what: str, done: int, known: int) -> None:
+            bar.update(bar.task_ids[0], description=what, completed=done, total=known)
+
+        found = search(
+            graph,
+            machine,
+            global_batch=global_batch,
+            fix=fixes,
+            optimizer=optimizer,
+            time_limit_s=time_limit,
+            progress=watch,
+        )
+    _deliver(found, output)
+
+
+def _deliver(found: Plan, output: Path | None) -> None:
+    """The explanation on stdout, unless the plan itself goes there."""
+    if output == STDOUT:
+        typer.echo(found.content.decode(), nl=False)
+        return
+    show(explain(found))
+    if output is not None:
+        found.save(output)
+        show(Text(f"Written to {output}."))
+
+
+def _load_cluster(name: str, devices: int) -> Cluster:
+    """A shipped or described cluster without torch; `local` is measured when it has not been yet."""
+    if name != LOCAL:
+        return Cluster.load(name, devices=devices)
+    with progress_bar(f"measuring this machine with {devices} ranks"):
+        from hpsearch.measure import load_cluster
+
+        return load_cluster(name, devices)
+
+
+def _load_graph(model: str, seq_len: int, recipe: str) -> ModelGraph:
+    """The captured graph: from the store when this very model was captured before, else captured now (with torch)."""

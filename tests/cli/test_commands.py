@@ -1,0 +1,106 @@
+"""Every command's exit code and the one line it says when something is wrong; never a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpsearch.plan import Plan
+from tests.plan.sample import plan_file
+
+
+def hpsearch(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from hpsearch.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    Plan(plan_file()).save(path)
+    return path
+
+
+def test_explain_prints_on_stdout(saved: Path) -> None:
+    found = hpsearch("explain", saved)
+    assert found.returncode == 0
+    assert found.stdout.startswith("Tiny (1,024 parameters) on 4 devices of toy (toy-device): tp=2 x dp_shard=2.")
+    assert found.stderr == ""
+    assert "\x1b" not in found.stdout
+
+
+def test_explain_one_parameter_and_the_difference(saved: Path) -> None:
+    assert "Stored as tp:S0 dp_shard:S0" in hpsearch("explain", saved, "--why", "layers.0.proj.weight").stdout
+    assert "equal, byte for byte" in hpsearch("explain", saved, "--diff", saved).stdout
+
+
+def test_an_error_is_one_line_on_stderr(saved: Path) -> None:
+    saved.write_bytes(saved.read_bytes()[:300])
+    found = hpsearch("explain", saved)
+    assert found.returncode == 1
+    assert found.stdout == ""
+    assert found.stderr.startswith(f"hpsearch: {saved}: expected JSON, but ")
+    assert found.stderr.count("\n") == 1
+
+
+def test_an_unknown_parameter_is_an_error(saved: Path) -> None:
+    found = hpsearch("explain", saved, "--why", "nothing.weight")
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr.startswith("hpsearch: parameter nothing.weight: the plan has no such parameter")
+
+
+PLAN = ["plan", "--model", "m.json", "--cluster", "h100-sxm-roce400", "--devices", 8, "--global-batch", 8]
+USAGE = [
+    ([], "Usage: hpsearch"),
+    (["paln"], "No such command 'paln'"),
+    (PLAN, "Missing option '--seq-len'"),
+    ([*PLAN, "--seq-len", 0], "0 is not in the range x>=1"),
+    ([*PLAN, "--seq-len", 8, "--devices", 0], "0 is not in the range x>=1"),
+    ([*PLAN, "--seq-len", 8, "--fix", "pp=2"], "fix pp: expected one of"),
+    ([*PLAN, "--seq-len", 8, "--recipe", "fp8"], "expected one of bf16, fp32, fp64, but got 'fp8'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE)
+def test_wrong_usage_ends_with_2(arguments: list[object], message: str) -> None:
+    found = hpsearch(*arguments)
+    assert found.returncode == 2
+    said = " ".join((found.stdout + found.stderr).replace("│", " ").split())
+    assert message in said
+    assert "Traceback" not in said
+
+
+ERRORS = [
+    ([*PLAN, "--seq-len", 8, "-o", "nowhere/plan.json"], "nowhere/plan.json: cannot be written: there is no folder"),
+    ([*PLAN, "--seq-len", 8, "--cluster", "h100"], "cluster 'h100': expected a path or one of "),
+    ([*PLAN, "--seq-len", 8, "--devices", 12], "cluster h100-sxm-roce400: expected at most 8 devices (one node)"),
+    ([*PLAN, "--seq-len", 8], "m.json: cannot be read: No such file or directory"),
+    (["clusters", "h200"], None),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [case for case in ERRORS if case[1]])
+def test_an_error_ends_with_1_and_one_line(tmp_path: Path, arguments: list[object], message: str) -> None:
+    found = hpsearch(*arguments, cwd=tmp_path)
+    assert found.returncode == 1, found.stderr
+    assert found.stderr.startswith(f"hpsearch: {message}")
+    assert found.stderr.count("\n") == 1
+
+
+def test_version() -> None:
+    found = hpsearch("--version")
+    assert found.returncode == 0
+    assert found.stdout.startswith("hpsearch ")
+
+
+def test_clusters_lists_what_ships_and_shows_one() -> None:
+    found = hpsearch("clusters")
+    assert found.returncode == 0, found.stderr
+    for name in ("a100-sxm-selene", "atlas-800-a3", "h100-sxm-roce400", "local"):
+        assert name in found.stdout
+    shown = hpsearch("clusters", "h100-sxm-roce400", "--devices", 64)
+    assert shown.returncode == 0, shown.stderr
+    assert "h100-sxm-roce400: 64 devices" in shown.stdout
