@@ -101,8 +101,8 @@ def _mesh() -> DeviceMesh:
 
 
 def _strategy(tensor: TensorFacts) -> OpStrategy:
-    """Every placement the tensor can have, as DTensor wants its inputs."""
-    placements = [Replicate(), *(Shard(d) for d in range(len(tensor.shape))), Partial("sum")]
+    """Every placement the tensor can have, as DTensor wants its inputs. A dim of size 1 cannot be cut."""
+    placements = [Replicate(), *(Shard(d) for d, size in enumerate(tensor.shape) if size != 1), Partial("sum")]
     meta = _meta(tensor)
     return OpStrategy([OpSpec(DTensorSpec(_mesh(), (p,), tensor_meta=meta)) for p in placements])
 

@@ -1,0 +1,58 @@
+"""Everything that knows Hugging Face transformers. The library is optional: nothing here imports it by itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from hpsearch.capture.batch import Batch
+
+LIMITS = (
+    "num_attention_heads", "num_key_value_heads", "vocab_size", "hidden_size", "intermediate_size", "n_head",
+    "num_heads", "n_embd", "n_inner", "d_model", "d_ff", "d_kv", "encoder_attention_heads", "decoder_attention_heads",
+    "encoder_ffn_dim", "decoder_ffn_dim", "num_experts", "num_local_experts", "n_routed_experts", "num_labels",
+    "moe_intermediate_size", "head_dim", "num_hidden_layers",
+)  # fmt: skip
+"""Config fields that bound a degree."""
+
+
+def limits(model: nn.Module) -> dict[str, int]:
+    """The config's bounds; those of nested configs as `text_config.num_attention_heads`. Empty without a config."""
+    config = getattr(model, "config", None)
+    return {} if config is None else _limits(config, "")
+
+
+def _limits(config: Any, prefix: str) -> dict[str, int]:
+    found = {}
+    for name in LIMITS:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not isinstance(value, bool):
+            found[prefix + name] = value
+    for name in ("text_config", "vision_config", "audio_config", "encoder", "decoder"):
+        inner = getattr(config, name, None)
+        if inner is not None and hasattr(inner, "to_dict"):
+            found |= _limits(inner, f"{prefix}{name}.")
+    return found
+
+
+@contextmanager
+def tracing(model: nn.Module, batch: Batch) -> Iterator[None]:
+    """While open, transformers builds no packed-sequence mask unless the batch has position ids.
+
+    It looks at the values of position ids to see whether sequences are packed. A trace has no values, and would get an
+    explicit mask of sequence × sequence where the model otherwise runs causal attention without a mask.
+    """
+    masking = sys.modules.get("transformers.masking_utils")
+    if masking is None or any(leaf.name.rpartition(".")[2] == "position_ids" for leaf in batch.leaves):
+        yield
+        return
+    original = masking.find_packed_sequence_indices
+    masking.find_packed_sequence_indices = lambda *_args, **_kwargs: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        masking.find_packed_sequence_indices = original  # type: ignore[attr-defined]
