@@ -54,6 +54,9 @@ def minimise(program: LinearProgram, *, integral: bool, time_limit_s: float, cut
     parameters = parameters_pb2.SolveParametersProto(random_seed=0, enable_output=False)
     parameters.time_limit.FromTimedelta(datetime.timedelta(seconds=max(time_limit_s, 0.001)))
     parameters.highs.string_options["parallel"] = "off"
+    if not integral:
+        parameters.lp_algorithm = parameters_pb2.LP_ALGORITHM_DUAL_SIMPLEX
+        parameters.presolve = parameters_pb2.EMPHASIS_OFF  # ours has been through; it costs more than it saves
     options = parameters.highs.double_options
     options["primal_feasibility_tolerance"] = FEASIBILITY
     options["dual_feasibility_tolerance"] = FEASIBILITY

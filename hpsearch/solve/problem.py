@@ -152,8 +152,8 @@ def check(problem: Problem) -> None:
 
 
 def check_flow(problem: Problem, flow: Flow) -> None:
-    if flow.price.ndim != 2 or not (flow.price >= 0).all() or not (0 <= flow.weight < np.inf):
-        refuse(f"flow {flow.name}", f"expected prices [P, L] >= 0 and a weight >= 0, found weight {flow.weight}")
+    if flow.price.ndim != 2 or not (flow.price >= 0).all() or not (0 < flow.weight < np.inf):
+        refuse(f"flow {flow.name}", f"expected prices [P, L] >= 0 and a weight > 0, found weight {flow.weight}")
     sides = ((flow.producer, flow.producer_class, 0), *((n, c, 1) for n, c in flow.consumers))
     for node, classes, side in sides:
         if not 0 <= node < len(problem.sizes) or classes.shape != (problem.sizes[node],):

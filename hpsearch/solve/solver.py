@@ -9,6 +9,8 @@ import numpy as np
 
 from hpsearch.errors import InternalError
 from hpsearch.solve import intra_op, mathopt
+from hpsearch.solve.pairwise import Pairwise, pairwise_form
+from hpsearch.solve.presolve import presolve
 from hpsearch.solve.problem import Problem, Row, Solution
 
 INF = float("inf")
@@ -17,36 +19,42 @@ INF = float("inf")
 def solve(problem: Problem, *, time_limit_s: float = 60.0, upper_bound: float = INF) -> Solution:
     """The cheapest choice with proof; may stop as soon as every choice is known to cost more than `upper_bound`."""
     deadline = time.monotonic() + time_limit_s
-    written = intra_op.write(problem)
+    form = pairwise_form(problem)
+    if not presolve(form):
+        return Solution(None, INF, INF, 0.0, "infeasible", "presolve")
+    written = intra_op.write(form)
     relaxed = mathopt.minimise(written.program, integral=False, time_limit_s=time_limit_s)
     if relaxed.status == "infeasible":
-        return Solution(None, INF, INF, 0.0, "infeasible", "lp")
-    bound = relaxed.bound / written.scale + problem.offset
+        return Solution(None, INF, INF, 0.0, "infeasible", "presolve+lp")
+    bound = written.cost(relaxed.bound)
     if bound > upper_bound:
-        return Solution(None, INF, bound, INF, "cut off", "lp")
+        return Solution(None, INF, bound, INF, "cut off", "presolve+lp")
     if relaxed.status == "optimal" and relaxed.values is not None and not written.fractional(relaxed.values):
-        choice = written.choice(relaxed.values)
+        choice = form.restore(written.positions(relaxed.values), len(problem))
         objective = problem.evaluate(choice)
         if np.isfinite(objective):
-            return Solution(choice, objective, min(bound, objective), 0.0, "optimal", "lp")
+            return Solution(choice, objective, min(bound, objective), 0.0, "optimal", "presolve+lp")
     left = max(deadline - time.monotonic(), 0.01)
-    return finish(problem, written, mathopt.minimise(written.program, integral=True, time_limit_s=left), upper_bound)
+    answer = mathopt.minimise(written.program, integral=True, time_limit_s=left)
+    return finish(problem, form, written, answer, upper_bound)
 
 
-def finish(problem: Problem, written: intra_op.IntraOpProgram, answer: mathopt.Answer, upper_bound: float) -> Solution:
+def finish(
+    problem: Problem, form: Pairwise, written: intra_op.IntraOpProgram, answer: mathopt.Answer, upper_bound: float
+) -> Solution:
     """The integer answer as a solution, priced by the definition."""
     if answer.status == "infeasible":
-        return Solution(None, INF, INF, 0.0, "infeasible", "mip")
-    bound = answer.bound / written.scale + problem.offset
-    choice = written.choice(answer.values) if answer.values is not None else None
+        return Solution(None, INF, INF, 0.0, "infeasible", "presolve+mip")
+    bound = written.cost(answer.bound)
+    choice = form.restore(written.positions(answer.values), len(problem)) if answer.values is not None else None
     objective = problem.evaluate(choice) if choice is not None else INF
     bound = min(bound, objective)
     if bound > upper_bound:
-        return Solution(None, INF, bound, INF, "cut off", "mip")
+        return Solution(None, INF, bound, INF, "cut off", "presolve+mip")
     if answer.status == "optimal" and np.isfinite(objective):
-        return Solution(choice, objective, bound, 0.0, "optimal", "mip")
+        return Solution(choice, objective, bound, 0.0, "optimal", "presolve+mip")
     gap = (objective - bound) / abs(objective) if np.isfinite(objective) and objective else INF
-    return Solution(choice if np.isfinite(objective) else None, objective, bound, gap, "feasible", "mip")
+    return Solution(choice if np.isfinite(objective) else None, objective, bound, gap, "feasible", "presolve+mip")
 
 
 def least(problem: Problem, row_name: str) -> Solution:
