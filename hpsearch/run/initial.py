@@ -43,6 +43,19 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+def plain_attributes(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that modules keep as plain attributes; capture carries them as buffers of that name."""
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                if value.is_meta:
+                    problem = "is a tensor attribute without a value"
+                    raise CaptureError(
+                        f"{prefix}.{name}", problem, "Register it as a buffer, or build the model on cpu."
+                    )
+                yield (f"{prefix}.{name}" if prefix else name), value
+
+
 def fill(model: nn.Module, keep: Keep, *, seed: int, device: torch.device) -> None:
     """Hand the first value of every parameter and buffer of `model` to `keep`, few at a time.
 

@@ -30,26 +30,47 @@ def device_type() -> str:
     return accelerator.type if accelerator is not None else "cpu"
 
 
-def start(num_ranks: int) -> torch.device:
-    """Join (or form) the process group of `num_ranks` ranks and say which device is this rank's.
+def start() -> None:
+    """Join the process group if a launcher started this process and nobody joined yet.
 
-    One rank needs no launcher. gloo carries CPU tensors; an accelerator gets its own backend beside it.
-    Raises LaunchError, with the command to type, when the processes that the plan needs are not there.
+    gloo carries CPU tensors; an accelerator gets its own backend beside it.
     """
+    if is_launched() and not dist.is_initialized():
+        if device_type() != "cpu":
+            torch.accelerator.set_device_index(local_device().index)
+        dist.init_process_group("gloo" if device_type() == "cpu" else None)
+
+
+def local_device() -> torch.device:
+    """The device of this rank."""
     kind = device_type()
-    if not is_launched():
-        if num_ranks > 1:
-            raise LaunchError("this process", f"the plan needs {num_ranks} ranks, but no launcher started any", how_to_launch(num_ranks))
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    device = torch.device(kind) if kind == "cpu" else torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
-    if device.type != "cpu":
-        torch.accelerator.set_device_index(device.index)
+    return torch.device(kind) if kind == "cpu" else torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def num_processes() -> int:
+    """Ranks of the launched job; 1 outside a launcher."""
+    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def require(num_ranks: int) -> None:
+    """Make sure that exactly the ranks of the plan are here. One rank needs no launcher.
+
+    Raises LaunchError, with the command to type, when they are not.
+    """
+    start()
     if not dist.is_initialized():
-        dist.init_process_group("gloo" if kind == "cpu" else None)
-    if dist.get_world_size() != num_ranks:
-        found = dist.get_world_size()
-        raise LaunchError("process group", f"expected {num_ranks} ranks as in the plan, but found {found}", how_to_launch(num_ranks))
-    return device
+        if num_ranks > 1:
+            problem = f"the plan needs {num_ranks} ranks, but no launcher started this process"
+            raise LaunchError("launch", problem, how_to_launch(num_ranks))
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    found = dist.get_world_size()
+    if found != num_ranks:
+        problem = f"expected {num_ranks} ranks as in the plan, but found {found}"
+        raise LaunchError("launch", problem, f"{how_to_launch(num_ranks)} Or search a plan for {found} devices.")
 
 
 def how_to_launch(num_ranks: int) -> str:
@@ -79,7 +100,10 @@ def _raise_if_failed(subject: str, errors: list[str | None], own: HpsearchError 
     failed = {rank: text for rank, text in enumerate(errors) if text is not None}
     if own is None and failed:
         rank, text = next(iter(failed.items()))
-        raise LaunchError(subject, f"expected all {len(errors)} ranks to succeed, but rank(s) {_join(failed)} failed; rank {rank}: {text}")
+        raise LaunchError(
+            subject,
+            f"expected all {len(errors)} ranks to succeed, but rank(s) {_join(failed)} failed; rank {rank}: {text}",
+        )
 
 
 def agree(own: bytes | None, solve: Callable[[], bytes]) -> bytes:
@@ -106,7 +130,11 @@ def _refuse(digests: list[str | None]) -> None:
     for rank, digest in enumerate(digests):
         groups.setdefault(digest or "no plan", []).append(rank)
     found = "; ".join(f"rank(s) {_join(ranks)}: {digest}" for digest, ranks in groups.items())
-    raise LaunchError("plan", f"expected the same plan on all {len(digests)} ranks, but found {found}", "Give every rank the same file.")
+    raise LaunchError(
+        "plan",
+        f"expected the same plan on all {len(digests)} ranks, but found {found}",
+        "Give every rank the same file.",
+    )
 
 
 def _digest(data: bytes) -> str:

@@ -12,7 +12,9 @@ from hpsearch.errors import CheckpointError
 from hpsearch.run.safetensors import Entry, entries
 
 
-def match(model: nn.Module, folder: Path, wanted: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]]) -> dict[str, Entry]:
+def match(
+    model: nn.Module, folder: Path, wanted: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]]
+) -> dict[str, Entry]:
     """For each wanted FQN (with its shape and its aliases) the tensor on disk that holds it.
 
     A checkpoint of the base model (without its head's prefix) matches as well, as Hugging Face writes both. Names that
@@ -39,7 +41,9 @@ def match(model: nn.Module, folder: Path, wanted: Mapping[str, tuple[tuple[int, 
         if names
     ]
     if problems:
-        raise CheckpointError(str(folder), f"does not fit {type(model).__name__}; {'; '.join(problems)}", "Check the config.")
+        raise CheckpointError(
+            str(folder), f"does not fit {type(model).__name__}; {'; '.join(problems)}", "Check the config."
+        )
     return found
 
 

@@ -63,7 +63,9 @@ def entries(folder: Path) -> dict[str, Entry]:
         return {name: found[name] for name in where}
     if (folder / SINGLE).exists():
         return _header(folder / SINGLE)
-    raise CheckpointError(str(folder), f"expected {INDEX} or {SINGLE}, but found neither", "Give a Hugging Face folder.")
+    raise CheckpointError(
+        str(folder), f"expected {INDEX} or {SINGLE}, but found neither", "Give a Hugging Face folder."
+    )
 
 
 def _header(path: Path) -> dict[str, Entry]:
@@ -72,10 +74,14 @@ def _header(path: Path) -> dict[str, Entry]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if 8 + length > size:
-                raise CheckpointError(str(path), f"the header claims {length} bytes, but the file has {size}: truncated")
+                raise CheckpointError(
+                    str(path), f"the header claims {length} bytes, but the file has {size}: truncated"
+                )
             header = _json(path, file.read(length))
     except OSError as error:
-        raise CheckpointError(str(path), f"cannot be read ({error.strerror})", "Download the checkpoint again.") from error
+        raise CheckpointError(
+            str(path), f"cannot be read ({error.strerror})", "Download the checkpoint again."
+        ) from error
     return {name: _entry(path, 8 + length, size, name, item) for name, item in header.items() if name != "__metadata__"}
 
 
@@ -94,4 +100,6 @@ def _json(path: Path, data: bytes) -> dict:  # type: ignore[type-arg]
     try:
         return json.loads(data)  # type: ignore[no-any-return]
     except ValueError as error:
-        raise CheckpointError(str(path), f"expected JSON, but found {error}", "Download the checkpoint again.") from error
+        raise CheckpointError(
+            str(path), f"expected JSON, but found {error}", "Download the checkpoint again."
+        ) from error

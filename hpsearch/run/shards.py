@@ -28,11 +28,6 @@ def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     return DeviceMesh(device_type, ranks, mesh_dim_names=mesh.names)
 
 
-def groups(mesh: Mesh, device: DeviceMesh) -> dict[str, torch.distributed.ProcessGroup]:
-    """The process group of this rank along each axis."""
-    return {name: device.get_group(name) for name in mesh.names}
-
-
 def placements(layout: Layout, mesh: Mesh) -> tuple[Placement, ...]:
     """The layout as DTensor placements, one for each dim of `device_mesh(mesh)`."""
     if not mesh.axes:

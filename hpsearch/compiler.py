@@ -1,0 +1,74 @@
+"""The compiler on one page: `compile` hangs a pipeline behind a model, and `pipeline` is the way from model to program.
+
+No decision is taken here: what is searched stands in `search`, what runs in `lower`, when in `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpsearch.capture import capture
+from hpsearch.lower import lower
+from hpsearch.plan import Plan
+from hpsearch.run import Built, ParallelModule
+from hpsearch.run.batch import Batch, normal
+from hpsearch.run.choose import Given, Where, choose_plan
+from hpsearch.run.launch import together
+from hpsearch.search import search
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+def compile(
+    model: nn.Module,
+    cluster: Where = None,
+    *,
+    plan: Given = None,
+    loss: Loss | None = None,
+    recipe: str = "bf16",
+    global_batch: int | None = None,
+    fix: Mapping[str, object] | None = None,
+    optimizer: str = "adamw",
+    example: Batch | None = None,
+    seed: int = 0,
+) -> ParallelModule:
+    """`model`, trained in parallel on `cluster` by the plan that the search proves best, or by `plan`.
+
+    model: any nn.Module whose training step is one graph; on the meta device it is initialised shard by shard.
+    cluster: a Cluster, or its name or path; by default this machine ("local") with as many devices as there are ranks.
+    loss: `loss(outputs, batch)`; without it the model's own.
+    global_batch: rows of one optimizer step over all ranks; by default those of the first batch.
+    fix: what the search must keep, {"tp": 4, "micro_batches": 2}.
+    example: a global batch (meta tensors will do); without it the model is captured at the first call.
+
+    Raises HpsearchError: CaptureError, LegalityError, InfeasibleError, PlanError, LaunchError (see hpsearch.errors).
+    """
+    find = partial(search, fix=fix, optimizer=optimizer)
+    build = partial(pipeline, model, cluster, plan, find, loss, recipe, global_batch)
+    parallel = ParallelModule(model, build, seed=seed)
+    return parallel if example is None else parallel.prepare(example)
+
+
+def pipeline(
+    model: nn.Module,
+    cluster: Where,
+    given: Given,
+    find: Callable[..., Plan],
+    loss: Loss | None,
+    recipe: str,
+    global_batch: int | None,
+    batch: Batch,
+    plan: Plan | None = None,
+) -> Built:
+    """From a model and a global batch to the program that every rank runs; under `plan` if it is chosen already."""
+    capture_at = partial(capture, model, normal(batch, global_batch), loss=loss, recipe=recipe)
+    captured = together("capture", capture_at)
+    plan = plan or choose_plan(given, captured.graph, cluster, partial(find, global_batch=captured.rows))
+    captured = together("capture", partial(capture_at, rows=plan.micro_batch_rows))
+    program = together("lowering", partial(lower, captured, plan))
+    return Built(captured.graph, plan, program, batch)

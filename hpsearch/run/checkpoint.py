@@ -1,0 +1,242 @@
+"""Checkpoints: written under one plan, read under any other, all of it or nothing.
+
+`torch.distributed.checkpoint` writes every rank's pieces beside the goal (`folder.partial`); rank 0 adds a manifest with
+the length of every file, and renames. A folder without a manifest, or with a file of another length, never loads.
+Optimizer state stands under `optimizer.<fqn>.<key>`, so it follows its parameter to any layout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hpsearch.errors import CheckpointError
+from hpsearch.plan import Plan
+from hpsearch.run.launch import together
+from hpsearch.run.tree import names_of
+
+FORMAT = "hpsearch.checkpoint/1"
+MANIFEST = "manifest.json"
+
+
+def gathered(state: dict[str, Any]) -> dict[str, Any]:
+    """Plain CPU tensors on rank 0, an empty dict elsewhere; one tensor at a time is whole. Collective."""
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if dist.get_rank() == 0:
+            found[name] = whole.detach().cpu()
+    return found
+
+
+def save(folder: Path, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None) -> None:
+    """Write model (and optimizer) to `folder`, replacing a checkpoint that is there. Collective."""
+    partial = folder.with_name(folder.name + ".partial")
+    together(f"checkpoint {folder}", lambda: _clear(partial))
+    tensors, entries = _optimizer_state(model, optimizer) if optimizer is not None else ({}, None)
+    state = {f"model.{name}": value for name, value in model.state_dict().items()} | tensors
+    together(f"checkpoint {folder}", lambda: _write(state, partial))
+    together(f"checkpoint {folder}", lambda: _finish(folder, partial, plan, entries))
+
+
+def _clear(partial: Path) -> None:
+    if dist.get_rank() == 0:
+        try:
+            shutil.rmtree(partial, ignore_errors=False) if partial.exists() else None
+            partial.mkdir(parents=True)
+        except OSError as error:
+            raise CheckpointError(
+                str(partial), f"cannot be made ({error.strerror})", "Choose another folder."
+            ) from error
+
+
+def _write(state: dict[str, Any], partial: Path) -> None:
+    try:
+        dcp.save(state, checkpoint_id=partial)
+    except (OSError, dcp.CheckpointException) as error:
+        raise CheckpointError(
+            str(partial), f"cannot be written ({error})", "The old checkpoint is unchanged."
+        ) from error
+
+
+def _finish(folder: Path, partial: Path, plan: Plan, entries: Any) -> None:
+    if dist.get_rank() != 0:
+        return
+    files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+    manifest = {
+        "format": FORMAT,
+        "model": plan.file.model.name,
+        "plan": plan.digest,
+        "files": files,
+        "optimizer": entries,
+    }
+    old = folder.with_name(folder.name + ".old")
+    try:
+        (partial / "plan.json").write_bytes(plan.content)
+        with (partial / MANIFEST).open("w") as file:
+            json.dump(manifest, file, indent=1, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        if old.exists():
+            shutil.rmtree(old)
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+        if old.exists():
+            shutil.rmtree(old)
+    except OSError as error:
+        raise CheckpointError(
+            str(folder), f"cannot be written ({error.strerror})", f"Look at {partial} and {old}."
+        ) from error
+
+
+def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Read `folder` into the model's (and optimizer's) own pieces. Collective."""
+    manifest = together(f"checkpoint {folder}", lambda: _manifest(folder))
+    state = {f"model.{name}": value for name, value in model.state_dict().items()}
+    sizes = together(f"checkpoint {folder}", lambda: _check(folder, state, manifest))
+    slots: dict[str, Any] = {}
+    if optimizer is not None:
+        slots = together(f"checkpoint {folder}", lambda: _optimizer_slots(folder, model, optimizer, manifest, sizes))
+    together(f"checkpoint {folder}", lambda: _read({**state, **slots}, folder))
+    if optimizer is not None:
+        _put_optimizer(model, optimizer, slots, manifest["optimizer"])
+
+
+def _read(state: dict[str, Any], folder: Path) -> None:
+    try:
+        dcp.load(state, checkpoint_id=folder)
+    except (OSError, dcp.CheckpointException) as error:
+        raise CheckpointError(str(folder), f"cannot be read ({error})", "Use an older checkpoint.") from error
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+    except OSError as error:
+        old = folder.with_name(folder.name + ".old")
+        remedy = (
+            f"{old} holds the checkpoint before it."
+            if old.exists()
+            else "Its writing was cut short, or the path is wrong."
+        )
+        raise CheckpointError(str(folder), f"has no {MANIFEST} ({error.strerror})", remedy) from error
+    except ValueError as error:
+        raise CheckpointError(str(folder), f"{MANIFEST} is damaged ({error})", "Use an older checkpoint.") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(str(folder), f"expected format {FORMAT}, but found {manifest.get('format')}")
+    for name, size in manifest["files"].items():
+        path = folder / name
+        found = path.stat().st_size if path.exists() else None
+        if found != size:
+            problem = f"expected {size} bytes, but found {'no such file' if found is None else f'{found} bytes'}"
+            raise CheckpointError(str(path), problem, "The checkpoint is damaged; use an older one.")
+    return manifest
+
+
+def _check(folder: Path, state: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
+    """Shapes of the tensors on disk, by name, after comparing the model's with them."""
+    metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    sizes = {name: tuple(m.size) for name, m in metadata.items() if hasattr(m, "size")}
+    missing = [name for name in state if name not in sizes]
+    extra = [name for name in sizes if name.startswith("model.") and name not in state]
+    reshaped = [n for n, t in state.items() if n in sizes and sizes[n] != tuple(t.shape)]
+    problems = [
+        f"{len(names)} {kind}, first {names[0].removeprefix('model.')}"
+        for kind, names in (("missing", missing), ("unexpected", extra), ("of another shape", reshaped))
+        if names
+    ]
+    if problems:
+        problem = f"a checkpoint of {manifest['model']} does not fit the model; {'; '.join(problems)}"
+        raise CheckpointError(str(folder), problem, "Load it into the model it was saved from.")
+    return sizes
+
+
+def _parameters_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[tuple[str, torch.Tensor]]]:
+    """FQN and parameter of every member of every group."""
+    names = names_of(model.named_parameters())
+    found = []
+    for group in optimizer.param_groups:
+        strangers = sum(id(p) not in names for p in group["params"])
+        if strangers:
+            problem = f"{strangers} of its parameters are not the parallel model's"
+            raise CheckpointError("optimizer", problem, "Build it on parallel.parameters().")
+        found.append([(names[id(p)], p) for p in group["params"]])
+    return found
+
+
+def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], Any]:
+    """Tensors of the optimizer by name, and everything that is not a tensor, as JSON."""
+    tensors: dict[str, Any] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    groups = []
+    for group, members in zip(optimizer.param_groups, _parameters_of(model, optimizer), strict=True):
+        settings = {key: _jsonable(value) for key, value in group.items() if key != "params"}
+        groups.append({"settings": settings, "parameters": [name for name, _ in members]})
+        for name, parameter in members:
+            plain[name] = {"tensors": [], "values": {}}
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"optimizer.{name}.{key}"] = value
+                    plain[name]["tensors"].append(key)
+                else:
+                    plain[name]["values"][key] = value
+    return tensors, {"groups": groups, "state": plain, "type": type(optimizer).__name__}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _optimizer_slots(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, manifest: dict[str, Any], sizes: dict[str, Any]
+) -> dict[str, Any]:
+    """Empty tensors in this model's layouts for every tensor of the saved optimizer."""
+    saved = manifest["optimizer"]
+    if saved is None:
+        raise CheckpointError(str(folder), "holds no optimizer state", "Load it without optimizer to start afresh.")
+    if saved["type"] != type(optimizer).__name__:
+        problem = f"holds the state of {saved['type']}, but the optimizer is {type(optimizer).__name__}"
+        raise CheckpointError(str(folder), problem, "Build the same optimizer.")
+    stepped = max((state["tensors"] for state in saved["state"].values()), key=len, default=[])
+    slots: dict[str, Any] = {}
+    lost = []
+    for name, parameter in (member for group in _parameters_of(model, optimizer) for member in group):
+        keys = saved["state"].get(name, {"tensors": []})["tensors"]
+        keys = stepped if parameter.requires_grad else keys
+        for key in keys:
+            full = f"optimizer.{name}.{key}"
+            if full not in sizes:
+                lost.append(full)
+            elif sizes[full] == tuple(parameter.shape) and key != "step":
+                slots[full] = torch.zeros_like(parameter, requires_grad=False)
+            else:
+                slots[full] = torch.zeros(sizes[full], dtype=torch.float32)
+    if lost:
+        problem = f"{len(lost)} tensors of optimizer state are missing, first {lost[0]}"
+        raise CheckpointError(str(folder), problem, "Load it without optimizer to start afresh.")
+    return slots
+
+
+def _put_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, slots: dict[str, Any], saved: Any) -> None:
+    settings = {name: group["settings"] for group in saved["groups"] for name in group["parameters"]}
+    for group, members in zip(optimizer.param_groups, _parameters_of(model, optimizer), strict=True):
+        for name, parameter in members:
+            prefix = f"optimizer.{name}."
+            own = {key.removeprefix(prefix): value for key, value in slots.items() if key.startswith(prefix)}
+            own |= saved["state"].get(name, {"values": {}})["values"]
+            if own:
+                optimizer.state[parameter] = own
+        if members and members[0][0] in settings:
+            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in settings[members[0][0]].items()})

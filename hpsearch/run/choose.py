@@ -1,0 +1,52 @@
+"""Which plan runs: the one that was given, or the one that rank 0 finds; the same bytes on every rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from hpsearch.cluster import Cluster
+from hpsearch.errors import PlanError
+from hpsearch.graph import ModelGraph
+from hpsearch.plan import Plan
+from hpsearch.run.launch import agree, is_first, num_processes, start, together
+
+Where = Cluster | str | os.PathLike[str] | None
+Given = Plan | str | os.PathLike[str] | None
+Find = Callable[[ModelGraph, Cluster], Plan]
+
+
+def choose_plan(given: Given, graph: ModelGraph, cluster: Where, find: Find) -> Plan:
+    """The plan for `graph`, equal on every rank. Collective under a launcher; on one process alone otherwise.
+
+    A plan that was given must be made for this model, and for `cluster` if one was named. Raises LaunchError on every
+    rank when the ranks differ, PlanError when the plan is for something else.
+    """
+    start()
+    content = together("plan", lambda: _content(given))
+    agreed = agree(content, lambda: find(graph, _cluster(cluster)).content)
+    return together("plan", lambda: _read(agreed, given, graph, cluster))
+
+
+def _content(given: Given) -> bytes | None:
+    if given is None or isinstance(given, Plan):
+        return given.content if given is not None else None
+    try:
+        return Path(given).read_bytes()
+    except OSError as error:
+        raise PlanError(str(given), f"cannot be read: {error.strerror or error}", "Is it the right path?") from None
+
+
+def _read(content: bytes, given: Given, graph: ModelGraph, cluster: Where) -> Plan:
+    subject = "plan" if given is None or isinstance(given, Plan) else str(given)
+    # Only rank 0 looks at the cluster: a `local` one is what that rank's machine measured.
+    against = _cluster(cluster) if given is not None and cluster is not None and is_first() else None
+    return Plan.from_bytes(content, subject, graph, against)
+
+
+def _cluster(cluster: Where) -> Cluster:
+    if isinstance(cluster, Cluster):
+        return cluster
+    name = "local" if cluster is None else cluster
+    return Cluster.load(name if isinstance(name, str) else Path(name), devices=num_processes())

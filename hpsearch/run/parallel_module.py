@@ -1,0 +1,251 @@
+"""`ParallelModule`: the one mutable noun. It owns this rank's pieces of the model and runs the program on them.
+
+parallel = hpsearch.compile(model, cluster, global_batch=32, example=batch)
+optimizer = torch.optim.AdamW(parallel.parameters(), lr=3e-4)
+loss = parallel.step(parallel.local_rows(batch))     # or: loss = parallel(**batch); loss.backward()
+parallel.clip_grad_norm_(1.0)
+optimizer.step(); optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from hpsearch.errors import BatchError, InternalError
+from hpsearch.lower import ParallelProgram
+from hpsearch.plan import Plan
+from hpsearch.run import checkpoint, gradients
+from hpsearch.run.batch import Batch, RowSampler, check, leaves, signature, with_leaves
+from hpsearch.run.intake import Intake
+from hpsearch.run.launch import is_launched, together
+from hpsearch.run.ranks import Ranks
+from hpsearch.run.stepper import Built, Stepper
+from hpsearch.run.store import Store
+
+Build = Callable[[Batch, "Plan | None"], Built]
+"""From a global batch (meta tensors will do) and the plan, if there is one already, to a program. Collective."""
+
+
+class ParallelModule(nn.Module):
+    """A model split over ranks. Behaves as the plain model: called, trained, saved under the same names.
+
+    Nothing is captured before the first batch is seen: `prepare(global_batch)`, or the first call, which then takes
+    the global batch. Later calls take this rank's rows (`local_rows`, `sampler`), or the same global batch on every rank.
+    """
+
+    def __init__(self, model: nn.Module, build: Build, *, seed: int = 0) -> None:
+        super().__init__()
+        # Kept out of nn.Module's tables: only stored pieces are parameters of this module.
+        self.__dict__.update(
+            _model=model, _build=build, _seed=seed, _built=None, _store=None, _steppers={}, _ranks=None
+        )
+
+    # What was decided
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that runs. Raises BatchError before a batch was seen."""
+        return self._seen().plan
+
+    @property
+    def program(self) -> ParallelProgram:
+        """The program for the first batch's shapes; `.code` is what every rank runs."""
+        return self._seen().program
+
+    @property
+    def local_batch(self) -> int:
+        """Rows that one rank brings to one step."""
+        return self.plan.file.job.global_batch // self.plan.mesh.num_data_ranks
+
+    def _seen(self) -> Built:
+        if self._built is None:
+            raise BatchError(
+                "parallel model",
+                "plan and program are made from the first batch, but none was seen yet",
+                "Call parallel.prepare(global_batch), or pass example=global_batch to compile.",
+            )
+        return self._built  # type: ignore[no-any-return]
+
+    def prepare(self, batch: Batch) -> ParallelModule:
+        """Capture, search (unless a plan was given) and lower for a global batch; meta tensors will do. Collective.
+
+        Under a launcher, this rank's pieces are filled as well.
+        """
+        if self._built is None:
+            self.__dict__["_built"] = self._build(batch, None)
+            if is_launched() or self.plan.mesh.num_ranks == 1:
+                self._materialise()
+        return self
+
+    def _materialise(self) -> None:
+        """Take this process's place and fill its pieces. Raises LaunchError when the ranks are not there."""
+        if self._store is None:
+            ranks = Ranks.join(self.plan.mesh)
+            store = Store(self.program, ranks)
+            together("initial values", lambda: store.fill(self._model, self, self._seed))
+            self.__dict__.update(_ranks=ranks, _store=store)
+
+    # Running
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The loss of this step's batch: the mean over the valid targets of the global batch, equal on every rank.
+
+        `loss.backward()` gives every parameter its gradient. With more than one micro-batch the gradients are already
+        computed here, so that no more than one micro-batch of activations is alive.
+        """
+        batch = kwargs if kwargs else (args[0] if len(args) == 1 and isinstance(args[0], Mapping) else args)
+        if args and kwargs:
+            raise BatchError("batch", "expected positional or keyword arguments, but found both", "Pass keywords only.")
+        stepper, inputs = self._receive(batch)
+        store = self._store
+        if not torch.is_grad_enabled():
+            return stepper.evaluate(store.local(), store.buffers, inputs)
+        names = [fqn for fqn, p in store.params.items() if p.requires_grad]
+        return _Loss.apply(stepper, store, inputs, names, *(store.params[n] for n in names))  # type: ignore[no-any-return]
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        """Forward and backward of one step: adds to every `.grad` and returns the detached loss, the mean over the valid
+        targets of the global batch."""
+        stepper, inputs = self._receive(batch)
+        store = self._store
+        with torch.no_grad():
+            loss, grads = stepper.step(store.local(), store.buffers, inputs)
+            for fqn, grad in store.gradients(grads).items():
+                parameter = store.params[fqn]
+                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+        return loss
+
+    def _receive(self, batch: Batch) -> tuple[Stepper, list[dict[str, torch.Tensor]]]:
+        """The stepper for this shape of batch, and the batch as its inputs. Collective."""
+        self.prepare(batch)
+        self._materialise()
+        local, num_items = self._intake.receive(leaves(batch))
+        key = signature(local)
+        if key not in self._steppers:
+            self._steppers[key] = Stepper(self._built_for(batch, local), self._ranks)
+        stepper = self._steppers[key]
+        return stepper, stepper.micro_batches(local, num_items)
+
+    @property
+    def _intake(self) -> Intake:
+        return Intake(self._seen(), self._ranks, _shifts_labels(self._model))
+
+    def _built_for(self, batch: Batch, local: Mapping[str, torch.Tensor]) -> Built:
+        """The program for a batch whose shapes, other than rows, are `local`'s."""
+        built, shapes = self._seen(), {}
+        for name, leaf in built.leaves.items():
+            shape = list(local[name].shape)
+            if leaf.batch_dim is not None:
+                shape[leaf.batch_dim] = leaf.shape[leaf.batch_dim]
+            shapes[name] = tuple(shape)
+        if shapes == {name: leaf.shape for name, leaf in built.leaves.items()}:
+            return built
+        whole = {n: torch.empty(shape, dtype=local[n].dtype, device="meta") for n, shape in shapes.items()}
+        return together("batch of a new shape", lambda: self._build(with_leaves(batch, whole), built.plan))
+
+    # Batches
+
+    def local_rows(self, batch: Batch) -> Batch:
+        """This rank's rows of a global batch. Before the first batch was seen, `batch` is taken for `prepare`."""
+        self.prepare(batch)
+        self._materialise()
+        built, pieces = self._seen(), self.plan.mesh.num_data_ranks
+        found = leaves(batch)
+        if not check(built.leaves, found, pieces) and pieces > 1:
+            raise BatchError("local_rows", "expected a global batch, but the rows are one rank's already")
+        cut = {n: leaf.rows(found[n], self._ranks.data_index, pieces) for n, leaf in built.leaves.items()}
+        return with_leaves(batch, cut)
+
+    def sampler(self, data: Any, *, seed: int | None = 0) -> RowSampler:
+        """Row numbers of `data` (a data set or its length) for this rank; for DataLoader(batch_size=parallel.local_batch).
+
+        seed None keeps the data set's order.
+        """
+        self._seen()
+        self._materialise()
+        length = data if isinstance(data, int) else len(data)
+        mesh = self.plan.mesh
+        return RowSampler(length, self.plan.file.job.global_batch, self._ranks.data_index, mesh.num_data_ranks, seed)
+
+    # Gradients
+
+    def grad_norm(self, norm_type: float = 2.0) -> torch.Tensor:
+        """The norm of all gradients as one vector, the same under any layout. Collective."""
+        return gradients.global_norm((p.grad for p in self.parameters() if p.grad is not None), norm_type)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale the gradients so that their norm is at most `max_norm`; returns the norm before. Collective."""
+        return gradients.clip(self.parameters(), max_norm, norm_type)
+
+    # Names, files
+
+    def state_dict(self, *args: Any, full: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Parameters (DTensors) and persistent buffers under the plain model's names.
+
+        `full=True` gathers plain CPU tensors on rank 0, one at a time, and an empty dict elsewhere. Collective then.
+        """
+        self._need_store()
+        found: dict[str, Any] = super().state_dict(*args, **kwargs)
+        return checkpoint.gathered(found) if full else found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:  # type: ignore[override]
+        """Copy in plain global tensors, or DTensors of any layout, by full name. Raises CheckpointError."""
+        if assign:
+            raise InternalError("load_state_dict", "assign=True would drop the stored layout", "Leave it out.")
+        self._need_store().load(state_dict, "state dict", strict=strict)
+
+    def load_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Fill the model from a Hugging Face checkpoint directory; a rank reads only its slices. Raises CheckpointError."""
+        store = self._need_store()
+        together(f"checkpoint {folder}", lambda: store.load_pretrained(self._model, Path(folder)))
+
+    def save(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Write model, optimizer and plan to `folder`: all of it, or nothing. Collective."""
+        self._need_store()
+        checkpoint.save(Path(folder), self, self.plan, optimizer)
+
+    def load(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Read what `save` wrote, under this or any other plan. Raises CheckpointError if anything is missing. Collective."""
+        self._need_store()
+        checkpoint.load(Path(folder), self, optimizer)
+
+    def _need_store(self) -> Store:
+        self._seen()
+        self._materialise()
+        return self._store  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return (
+            f"ParallelModule({type(self._model).__name__}, {self._built.plan if self._built else 'no batch seen yet'})"
+        )
+
+
+class _Loss(torch.autograd.Function):
+    """The whole step as one differentiable number of the stored parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, stepper: Stepper, store: Store, inputs: Any, names: list[str], *params: Any) -> torch.Tensor:
+        ctx.store, ctx.names = store, names
+        loss, ctx.backward_of = stepper.forward_train(store.local(), store.buffers, inputs)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        if ctx.backward_of is None:
+            raise RuntimeError("the loss of a parallel model can be differentiated once; call the model again")
+        local, ctx.backward_of = ctx.backward_of(grad), None
+        found = ctx.store.gradients(local)
+        return (None, None, None, None, *(found.get(name) for name in ctx.names))
+
+
+def _shifts_labels(model: nn.Module) -> bool:
+    """Whether the loss predicts the next label, as Hugging Face's causal LM loss does."""
+    return getattr(getattr(model, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
