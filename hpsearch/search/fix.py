@@ -36,7 +36,8 @@ def parse_fix(given: Mapping[str, object] | None) -> Fix:
         if key in RANK_ORDER:
             degrees[key] = _whole(key, value)
         elif key not in KEYS:
-            stored[_pattern(key)] = Layout.parse(value)
+            pattern = _pattern(key)
+            stored[pattern] = Layout.parse(value)
     recompute = text.get("recompute")
     if recompute not in (None, "none", "full"):
         raise LegalityError(f"fix recompute={recompute}", "expected none or full", "Write --fix recompute=full.")
