@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpsearch.compiler import compile  # noqa: A004 (the public name, as in torch.compile)
+from hpsearch.compiler import compile
 from hpsearch.errors import HpsearchError, LaunchError
 from hpsearch.measure import load_cluster
 from hpsearch.plan import Plan

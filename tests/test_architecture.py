@@ -33,7 +33,7 @@ ORDER = [
     ("compiler",),
     ("quickstart",),
     ("cli",),
-    ("__init__",),
+    ("__init__", "__main__"),
 ]
 """Rooms from the ground up; each may import itself and what stands before it."""
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

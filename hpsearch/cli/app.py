@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
 
+from hpsearch import __version__
 from hpsearch.cli.clusters import clusters_command
 from hpsearch.cli.explain import explain_command
 from hpsearch.cli.plan import plan_command
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"hpsearch {version('hpsearch')}")
+        typer.echo(f"hpsearch {__version__}")
         raise typer.Exit
 
 
@@ -51,7 +51,7 @@ app.command("quickstart")(quickstart_command)
 def main() -> NoReturn:
     """The console script: runs one command and exits with its code; an error of ours is one message on stderr."""
     try:
-        app()
+        app(prog_name="hpsearch")
     except HpsearchError as error:
         complain(error)
         sys.exit(error.exit_code)

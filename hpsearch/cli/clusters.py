@@ -16,7 +16,9 @@ from hpsearch.plan.units import size
 
 
 def clusters_command(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one: every number, its source.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show this one: every number, its source.")
+    ] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="With so many devices (default: all).")] = None,
 ) -> None:
     """Lists the clusters that ship, or shows one of them, or one described in a file."""

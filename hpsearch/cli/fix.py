@@ -7,7 +7,9 @@ import typer
 from hpsearch.errors import LegalityError, PlanError
 from hpsearch.search.fix import KEYS, parse_fix
 
-EXPECTED = f"Keys are {', '.join(KEYS)}, or a parameter's name or pattern with its stored layout (lm_head.weight=tp:S0)."
+EXPECTED = (
+    f"Keys are {', '.join(KEYS)}, or a parameter's name or pattern with its stored layout (lm_head.weight=tp:S0)."
+)
 
 
 def parse_fixes(words: list[str]) -> dict[str, str]:

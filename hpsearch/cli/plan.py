@@ -9,11 +9,11 @@ import typer
 from rich.text import Text
 
 from hpsearch.cli.fix import parse_fixes
+from hpsearch.cli.model import load_graph
 from hpsearch.cli.screen import progress_bar, show
 from hpsearch.cluster import LOCAL, Cluster
 from hpsearch.cost.job import RECIPES
 from hpsearch.errors import PlanError
-from hpsearch.graph import ModelGraph
 from hpsearch.plan import Plan
 from hpsearch.plan.explain import explain
 from hpsearch.search import search
@@ -22,18 +22,25 @@ STDOUT = Path("-")
 
 
 def plan_command(
-    model: Annotated[str, typer.Option(metavar="CFG|module:callable", help="A Hugging Face config.json, or a callable.")],
+    model: Annotated[
+        str, typer.Option(metavar="CFG|module:callable", help="A Hugging Face config.json, or a callable.")
+    ],
     cluster: Annotated[str, typer.Option(metavar="C", help="A name (see `hpsearch clusters`), a file, or local.")],
     devices: Annotated[int, typer.Option(metavar="N", min=1, help="How many devices of the cluster to use.")],
     global_batch: Annotated[int, typer.Option(metavar="B", min=1, help="Rows of one optimizer step.")],
     seq_len: Annotated[int, typer.Option(metavar="S", min=1, help="Tokens of one row.")],
     fix: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Pin a choice: tp=4, recompute=none, lm_head.weight=R.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Pin a choice: tp=4, recompute=none, lm_head.weight=R."),
     ] = None,
     recipe: Annotated[str, typer.Option(help=f"Precision: {', '.join(RECIPES)}.")] = "bf16",
     optimizer: Annotated[str, typer.Option(help="Whose state takes memory: adamw, adam, momentum, sgd.")] = "adamw",
-    time_limit: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="Stop with the best so far.")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="F", help="Write it here; - is stdout.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Stop with the best so far.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="F", help="Write it here; - is stdout.")
+    ] = None,
 ) -> None:
     """Searches the fastest plan for a model on a cluster, says how good it is, and writes it."""
     fixes = parse_fixes(fix or [])
@@ -42,7 +49,8 @@ def plan_command(
     if output is not None and not output.parent.is_dir():
         raise PlanError(str(output), f"cannot be written: there is no folder {output.parent}", "Create it first.")
     machine = _load_cluster(cluster, devices)
-    graph = _load_graph(model, seq_len, recipe)
+    with progress_bar(f"capturing {model}"):
+        graph = load_graph(model, seq_len, recipe)
     with progress_bar("searching") as bar:
 
         def watch(what: str, done: int, known: int) -> None:
@@ -79,7 +87,3 @@ def _load_cluster(name: str, devices: int) -> Cluster:
         from hpsearch.measure import load_cluster
 
         return load_cluster(name, devices)
-
-
-def _load_graph(model: str, seq_len: int, recipe: str) -> ModelGraph:
-    """The captured graph: from the store when this very model was captured before, else captured now (with torch)."""

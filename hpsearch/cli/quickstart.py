@@ -19,7 +19,9 @@ AGREES = 1e-5
 
 
 def quickstart_command(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="F", help="Where the plan goes.")] = Path("plan.json"),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="F", help="Where the plan goes.")] = Path(
+        "plan.json"
+    ),
 ) -> None:
     """Measures this machine, searches a plan for a small Llama on four ranks, trains it, and compares.
 

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from hpsearch.cli import main
 from hpsearch.plan import Plan
 from tests.plan.sample import plan_file
 
 
-def hpsearch(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from hpsearch.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def hpsearch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The console script, in this process."""
+
+    def run(*arguments: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["hpsearch", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return Ended(int(end.value.code or 0), said.out, said.err)
+
+    return run
 
 
 @pytest.fixture
@@ -24,31 +46,31 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def test_explain_prints_on_stdout(saved: Path) -> None:
+def test_explain_prints_on_stdout(hpsearch: Command, saved: Path) -> None:
     found = hpsearch("explain", saved)
-    assert found.returncode == 0
+    assert found.code == 0
     assert found.stdout.startswith("Tiny (1,024 parameters) on 4 devices of toy (toy-device): tp=2 x dp_shard=2.")
     assert found.stderr == ""
     assert "\x1b" not in found.stdout
 
 
-def test_explain_one_parameter_and_the_difference(saved: Path) -> None:
+def test_explain_one_parameter_and_the_difference(hpsearch: Command, saved: Path) -> None:
     assert "Stored as tp:S0 dp_shard:S0" in hpsearch("explain", saved, "--why", "layers.0.proj.weight").stdout
     assert "equal, byte for byte" in hpsearch("explain", saved, "--diff", saved).stdout
 
 
-def test_an_error_is_one_line_on_stderr(saved: Path) -> None:
+def test_an_error_is_one_line_on_stderr(hpsearch: Command, saved: Path) -> None:
     saved.write_bytes(saved.read_bytes()[:300])
     found = hpsearch("explain", saved)
-    assert found.returncode == 1
+    assert found.code == 1
     assert found.stdout == ""
     assert found.stderr.startswith(f"hpsearch: {saved}: expected JSON, but ")
     assert found.stderr.count("\n") == 1
 
 
-def test_an_unknown_parameter_is_an_error(saved: Path) -> None:
+def test_an_unknown_parameter_is_an_error(hpsearch: Command, saved: Path) -> None:
     found = hpsearch("explain", saved, "--why", "nothing.weight")
-    assert (found.returncode, found.stdout) == (1, "")
+    assert (found.code, found.stdout) == (1, "")
     assert found.stderr.startswith("hpsearch: parameter nothing.weight: the plan has no such parameter")
 
 
@@ -57,17 +79,20 @@ USAGE = [
     ([], "Usage: hpsearch"),
     (["paln"], "No such command 'paln'"),
     (PLAN, "Missing option '--seq-len'"),
-    ([*PLAN, "--seq-len", 0], "0 is not in the range x>=1"),
-    ([*PLAN, "--seq-len", 8, "--devices", 0], "0 is not in the range x>=1"),
+    ([*PLAN, "--seq-len", 0], "Invalid value for '--seq-len'"),
+    ([*PLAN, "--seq-len", 8, "--devices", 0], "Invalid value for '--devices'"),
     ([*PLAN, "--seq-len", 8, "--fix", "pp=2"], "fix pp: expected one of"),
+    ([*PLAN, "--seq-len", 8, "--model", "no_such_module:build"], "no module named no_such_module"),
+    ([*PLAN, "--seq-len", 8, "--model", "json:nothing"], "json has no nothing"),
+    ([*PLAN, "--seq-len", 8, "--model", "json:__name__"], "but json:__name__ is str"),
     ([*PLAN, "--seq-len", 8, "--recipe", "fp8"], "expected one of bf16, fp32, fp64, but got 'fp8'"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), USAGE)
-def test_wrong_usage_ends_with_2(arguments: list[object], message: str) -> None:
+def test_wrong_usage_ends_with_2(hpsearch: Command, arguments: list[object], message: str) -> None:
     found = hpsearch(*arguments)
-    assert found.returncode == 2
+    assert found.code == 2
     said = " ".join((found.stdout + found.stderr).replace("│", " ").split())
     assert message in said
     assert "Traceback" not in said
@@ -76,31 +101,47 @@ def test_wrong_usage_ends_with_2(arguments: list[object], message: str) -> None:
 ERRORS = [
     ([*PLAN, "--seq-len", 8, "-o", "nowhere/plan.json"], "nowhere/plan.json: cannot be written: there is no folder"),
     ([*PLAN, "--seq-len", 8, "--cluster", "h100"], "cluster 'h100': expected a path or one of "),
-    ([*PLAN, "--seq-len", 8, "--devices", 12], "cluster h100-sxm-roce400: expected at most 8 devices (one node)"),
-    ([*PLAN, "--seq-len", 8], "m.json: cannot be read: No such file or directory"),
-    (["clusters", "h200"], None),
+    ([*PLAN, "--seq-len", 8, "--devices", 12], "cluster h100-sxm-roce400: expected up to 8 devices (one node)"),
+    (
+        [*PLAN, "--seq-len", 8],
+        "m.json: expected a Hugging Face config.json or module:callable, but there is no such file",
+    ),
+    (["clusters", "h200", "--devices", 8], "cluster 'h200': expected a path or one of "),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [case for case in ERRORS if case[1]])
-def test_an_error_ends_with_1_and_one_line(tmp_path: Path, arguments: list[object], message: str) -> None:
-    found = hpsearch(*arguments, cwd=tmp_path)
-    assert found.returncode == 1, found.stderr
+@pytest.mark.parametrize(("arguments", "message"), ERRORS)
+def test_an_error_ends_with_1_and_one_line(
+    hpsearch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[object], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = hpsearch(*arguments)
+    assert found.code == 1, found.stderr
     assert found.stderr.startswith(f"hpsearch: {message}")
     assert found.stderr.count("\n") == 1
 
 
-def test_version() -> None:
+def test_version(hpsearch: Command) -> None:
     found = hpsearch("--version")
-    assert found.returncode == 0
+    assert found.code == 0
     assert found.stdout.startswith("hpsearch ")
 
 
-def test_clusters_lists_what_ships_and_shows_one() -> None:
+def test_clusters_lists_what_ships_and_shows_one(hpsearch: Command) -> None:
     found = hpsearch("clusters")
-    assert found.returncode == 0, found.stderr
+    assert found.code == 0, found.stderr
     for name in ("a100-sxm-selene", "atlas-800-a3", "h100-sxm-roce400", "local"):
         assert name in found.stdout
     shown = hpsearch("clusters", "h100-sxm-roce400", "--devices", 64)
-    assert shown.returncode == 0, shown.stderr
+    assert shown.code == 0, shown.stderr
     assert "h100-sxm-roce400: 64 devices" in shown.stdout
+
+
+def test_it_is_a_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hpsearch", "explain", str(tmp_path / "plan.json")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert (
+        found.stderr
+        == f"hpsearch: {tmp_path}/plan.json: cannot be read: No such file or directory. Is it the right path?\n"
+    )

@@ -1,0 +1,70 @@
+"""`--model`: a Hugging Face config, or a function that builds a model. Only here do commands reach for torch."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from hpsearch.errors import CaptureError
+from hpsearch.graph import ModelGraph
+
+CALLABLE = "a function of no argument, or of seq_len, that returns (model, batch) or (model, batch, loss)"
+
+
+def load_graph(model: str, seq_len: int, recipe: str) -> ModelGraph:
+    """The captured graph of what `--model` names. Raises CaptureError; wrong usage for what names nothing."""
+    if ":" in model and not Path(model).exists():
+        return _of_callable(model, seq_len, recipe)
+    path = Path(model)
+    if not path.is_file():
+        problem = "expected a Hugging Face config.json or module:callable, but there is no such file"
+        raise CaptureError(model, problem, "Is it the right path?")
+    return _of_config(path, seq_len, recipe)
+
+
+def _of_config(path: Path, seq_len: int, recipe: str) -> ModelGraph:
+    from hpsearch.capture import capture_config
+
+    return capture_config(path, seq_len=seq_len, recipe=recipe).graph
+
+
+def _of_callable(spec: str, seq_len: int, recipe: str) -> ModelGraph:
+    """Calls it with the default device set to meta, so that a model of any size costs nothing."""
+    import torch
+
+    from hpsearch.capture import capture
+
+    build = _find(spec)
+    arguments = {"seq_len": seq_len} if "seq_len" in inspect.signature(build).parameters else {}
+    with torch.device("meta"):
+        built = build(**arguments)
+    if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], torch.nn.Module):
+        raise CaptureError(spec, f"expected {CALLABLE}, but it returned {type(built).__name__}", "Return such a tuple.")
+    model, batch, *loss = built
+    return capture(model, batch, loss=loss[0] if loss else None, recipe=recipe).graph
+
+
+def _find(spec: str) -> Callable[..., Any]:
+    module_name, _, name = spec.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise typer.BadParameter(f"no module named {error.name}.", param_hint="--model") from None
+    finally:
+        sys.path.pop(0)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise typer.BadParameter(f"{module_name} has no {name}.", param_hint="--model")
+        found = getattr(found, part)
+    if not callable(found):
+        raise typer.BadParameter(f"expected {CALLABLE}, but {spec} is {type(found).__name__}.", param_hint="--model")
+    return found
