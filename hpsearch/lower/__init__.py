@@ -1,0 +1,6 @@
+"""From a captured graph and a plan to the program that every rank runs."""
+
+from hpsearch.lower.lowering import lower
+from hpsearch.lower.program import BufferSlot, InputSlot, ParallelProgram, ParamSlot
+
+__all__ = ["BufferSlot", "InputSlot", "ParallelProgram", "ParamSlot", "lower"]

@@ -1,0 +1,319 @@
+"""`Bound`: a program on one rank. Plain Python over the emitted functions; no autograd inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hpsearch.errors import InternalError, LoweringError
+from hpsearch.lower.local_ops import extent
+
+if TYPE_CHECKING:
+    from hpsearch.lower.actions import Action
+    from hpsearch.lower.parameters import ParamSlot, ParamUse
+    from hpsearch.lower.pieces import Piece, Unit
+    from hpsearch.lower.program import ParallelProgram
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass
+class MicroBatch:
+    """What one micro-batch has between its forward and its backward."""
+
+    params: Tensors
+    buffers: Tensors
+    env: dict[str, Tensor]
+    """By names of the outer graph."""
+    saved: dict[int, list[Tensor]] = field(default_factory=dict)
+    """Call → what its block keeps; its inputs under recompute."""
+    training: bool = True
+    last: bool = False
+    """Whether gradients that are reduced once a step go now."""
+    kept: list[Tensor] = field(default_factory=list)
+    """What backward_input hands to backward_weight."""
+
+
+class _Sum:
+    """A running sum that never writes into a tensor it was given."""
+
+    def __init__(self, first: Tensor) -> None:
+        self.value, self._own = first, False
+
+    def add(self, other: Tensor) -> None:
+        if self._own:
+            self.value += other
+        else:
+            self.value, self._own = self.value + other, True
+
+
+class Bound:
+    """Runs a program on one rank. Tensors in and out are this rank's pieces.
+
+    A step is any number of `forward_train` … `backward` pairs and one `finish`; `step` does it all and reduces under
+    the last backward.
+    """
+
+    def __init__(
+        self, program: ParallelProgram, groups: Mapping[str, Any], coordinate: Mapping[str, int], device: torch.device
+    ) -> None:
+        self.program, self.device = program, device
+        for axis in program.mesh.names:
+            if axis not in groups or axis not in coordinate:
+                raise LoweringError(f"axis {axis}", "expected a process group and a coordinate for it, but found none")
+        self.functions: dict[str, Any] = {
+            "groups": dict(groups),
+            "coordinate": dict(coordinate),
+            "device": device,
+            "extent": partial(extent, dict(coordinate)),
+        }
+        exec(program.compiled, self.functions)
+        self._slots: dict[str, ParamSlot] = {slot.fqn: slot for slot in program.params}
+        self._gathered: dict[tuple[str, str], Tensor] = {}
+        """(parameter, used layout) → the parameter as ops use it."""
+        self._flying: dict[int, tuple[int, dict[str, Tensor]]] = {}
+        """Unit → (rounds done, what its gather or reduction has so far)."""
+        self._sums: dict[tuple[str, str], _Sum] = {}
+        """(parameter, gradient layout) → gradient before its reduction."""
+        self._reduced: dict[str, _Sum] = {}
+
+    @torch.no_grad()
+    def forward(self, params: Tensors, buffers: Tensors, inputs: Sequence[Tensor]) -> Tensor:
+        """The loss of the whole batch, same on all ranks; nothing is kept."""
+        before = set(self._gathered)
+        loss = self._run_forward(MicroBatch(params, buffers, self._arrive(inputs), training=False))
+        for key in [key for key in self._gathered if key not in before]:  # parameters may change before the next step
+            del self._gathered[key]
+        return self._reduce_loss(loss)
+
+    @torch.no_grad()
+    def forward_train(self, params: Tensors, buffers: Tensors, inputs: Sequence[Tensor]) -> tuple[Tensor, MicroBatch]:
+        """The loss of the whole micro-batch, same on all ranks, and what `backward` needs."""
+        batch = MicroBatch(params, buffers, self._arrive(inputs))
+        loss = self._run_forward(batch)
+        return self._reduce_loss(loss), batch
+
+    @torch.no_grad()
+    def backward(self, state: MicroBatch, grad_loss: Tensor | float = 1.0, *, last: bool = False) -> None:
+        """Adds the gradients of one micro-batch, times `grad_loss`. With `last`, reductions that are due once a step
+        start here, under the compute; otherwise `finish` makes them up. `state` is used up."""
+        state.last = last
+        state.env[self.program.tangent_name] = torch.as_tensor(
+            grad_loss, dtype=self.program.tangent_dtype, device=self.device
+        )
+        for action in self.program.backward_actions:
+            self._act(action, state)
+
+    @torch.no_grad()
+    def finish(self) -> dict[str, Tensor]:
+        """Ends the step: outstanding reductions, then the gradient of every trainable parameter as it is stored.
+
+        Gradients are in the reduce dtype (the master dtype) and nobody else's memory. Parameters gathered for the whole step are let go.
+        """
+        for place, unit in enumerate(self.program.units):
+            if unit.phase == "backward" and self.program.unit_params[place].reduces:
+                self._issue_reduce(place, due=lambda slot: True)
+                self._advance(place, "reduce", to_the_end=True)
+        if self._sums:
+            raise InternalError("finish", f"gradients left over: {sorted(self._sums)}")
+        grads, self._reduced = self._reduced, {}
+        self._gathered.clear()
+        return _own_memory({fqn: grads[fqn].value for fqn in self._slots if fqn in grads})
+
+    @torch.no_grad()
+    def step(
+        self, params: Tensors, buffers: Tensors, micro_batches: Sequence[Sequence[Tensor]]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and gradients of all micro-batches together: their mean, or their sum where the loss is a sum over a
+        given count."""
+        share = 1.0 if self.program.loss_reduction == "sum_over_count" else 1.0 / len(micro_batches)
+        total: _Sum | None = None
+        for index, inputs in enumerate(micro_batches):
+            batch = MicroBatch(params, buffers, self._arrive(inputs))
+            loss = self._run_forward(batch) * share
+            total = _Sum(loss) if total is None else (total.add(loss), total)[1]
+            self.backward(batch, share, last=index == len(micro_batches) - 1)
+        if total is None:
+            raise LoweringError("step", "expected at least one micro-batch, but found none")
+        return self._reduce_loss(total.value), self.finish()
+
+    def _arrive(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        slots = self.program.inputs
+        if len(inputs) != len(slots):
+            raise LoweringError("inputs", f"expected {len(slots)} tensors, but found {len(inputs)}")
+        for slot, tensor in zip(slots, inputs, strict=True):
+            if tuple(tensor.shape) != slot.local_shape:
+                raise LoweringError(
+                    f"input {slot.name}", f"expected shape {list(slot.local_shape)}, but found {list(tensor.shape)}"
+                )
+        return dict(zip(self.program.input_names, inputs, strict=True))
+
+    def _run_forward(self, batch: MicroBatch) -> Tensor:
+        for action in self.program.forward_actions:
+            self._act(action, batch)
+        return batch.env.pop(self.program.loss_name)
+
+    def _reduce_loss(self, loss: Tensor) -> Tensor:
+        reduced: Tensor = self.functions["reduce_loss"](loss)
+        return reduced
+
+    def _act(self, action: Action, batch: MicroBatch) -> None:
+        match action.verb:
+            case "gather.issue":
+                self._issue_gather(action.unit, batch)
+            case "gather.wait":
+                self._land_gather(action.unit)
+            case "forward":
+                self._forward(action.unit, batch)
+            case "recompute":
+                self._recompute(action.unit, batch)
+            case "backward_input":
+                self._backward_input(action.unit, batch)
+            case "backward_weight":
+                self._backward_weight(action.unit, batch)
+            case "free":
+                self._free(action.unit)
+            case "reduce.issue":
+                self._issue_reduce(action.unit, due=lambda slot: batch.last or slot.reduce == "micro_batch")
+            case "reduce.next":
+                self._advance(action.unit, "reduce")
+            case "reduce.wait":
+                self._advance(action.unit, "reduce", to_the_end=True)
+            case _:
+                raise InternalError(f"action {action}", "expected a known verb")
+
+    def _place(self, place: int) -> tuple[Unit, Piece]:
+        unit = self.program.units[place]
+        return unit, self.program.pieces[unit.piece]
+
+    def _key(self, unit: Unit, use: ParamUse) -> tuple[str, str]:
+        return self.program.fqn(unit, use.local), str(use.used)
+
+    def _issue_gather(self, place: int, batch: MicroBatch) -> None:
+        unit, piece = self._place(place)
+        wanted = [
+            n for n in self.program.unit_params[place].gathers if self._key(unit, piece.uses[n]) not in self._gathered
+        ]
+        stored = {n: batch.params[self.program.fqn(unit, n)] for n in wanted}
+        self._flying[place] = (0, stored)
+        self._advance(place, "gather")
+
+    def _land_gather(self, place: int) -> None:
+        unit, piece = self._place(place)
+        found = self._advance(place, "gather", to_the_end=True)
+        self._gathered.update((self._key(unit, piece.uses[n]), tensor) for n, tensor in found.items())
+
+    def _advance(self, place: int, verb: str, to_the_end: bool = False) -> dict[str, Tensor]:
+        """Runs the next round (or all that are left) of what unit `place` has under way; {} when nothing is."""
+        if place not in self._flying:
+            return {}
+        unit, piece = self._place(place)
+        names = piece.gather if verb == "gather" else piece.reduce
+        done, tensors = self._flying.pop(place)
+        stop = len(names) if to_the_end else done + 1
+        for name in names[done:stop] if tensors else ():
+            tensors = self.functions[name](tensors)
+        if stop < len(names) or not to_the_end:
+            self._flying[place] = (stop, tensors)
+            return tensors
+        if verb == "reduce":
+            for local, tensor in tensors.items():
+                _add(self._reduced, self.program.fqn(unit, local), tensor)
+        return tensors
+
+    def _free(self, place: int) -> None:
+        unit, piece = self._place(place)
+        for local in self.program.unit_params[place].frees:
+            key = self._key(unit, piece.uses[local])
+            if self._slots[key[0]].residency != "step":
+                self._gathered.pop(key)
+
+    def _run(self, function: str, unit: Unit, piece: Piece, part: Any, batch: MicroBatch, *lists: list[Tensor]) -> Any:
+        by_name = {use.name: use for use in piece.uses.values()}
+        params = {by_name[n].local: self._gathered[self._key(unit, by_name[n])] for n in part.params}
+        buffers = {n: batch.buffers[self.program.fqn(unit, n)] for n in piece.buffers}
+        run: Callable[..., Any] = self.functions[f"{piece.name}_{function}"]
+        return run(params, buffers, *lists)
+
+    def _take(self, place: int, batch: MicroBatch, names: Sequence[str]) -> list[Tensor]:
+        """Tensors of the outer graph; those that no later unit reads are let go."""
+        last = self.program.last_reads[place]
+        found = [batch.env[n] for n in names]
+        for name in names:
+            if name in last:
+                batch.env.pop(name, None)
+        return found
+
+    def _forward(self, place: int, batch: MicroBatch) -> None:
+        unit, piece = self._place(place)
+        inputs = self._take(place, batch, unit.reads)
+        recompute = unit.instance >= 0 and self.program.recompute.get(piece.graph) == "full"
+        if recompute and batch.training:
+            batch.saved[unit.call] = list(inputs)
+        outputs, saved = self._run("forward", unit, piece, piece.forward, batch, inputs)
+        batch.env.update(zip(unit.writes, outputs, strict=True))
+        if unit.instance >= 0 and batch.training and not recompute:
+            batch.saved[unit.call] = saved
+
+    def _recompute(self, place: int, batch: MicroBatch) -> None:
+        unit, piece = self._place(place)
+        _, batch.saved[unit.call] = self._run("forward", unit, piece, piece.forward, batch, batch.saved.pop(unit.call))
+
+    def _backward_input(self, place: int, batch: MicroBatch) -> None:
+        unit, piece = self._place(place)
+        assert piece.backward is not None
+        if unit.instance >= 0:
+            saved, tangents = batch.saved.pop(unit.call), self._take(place, batch, unit.reads)
+        else:
+            taken = dict(zip(unit.reads, self._take(place, batch, unit.reads), strict=True))
+            saved, tangents = [taken[n] for n in piece.saved], [taken[n] for n in piece.tangents]
+            del taken
+        grads, batch.kept = self._run("backward_input", unit, piece, piece.backward.input, batch, saved, tangents)
+        batch.env.update(zip(unit.writes, grads, strict=True))
+
+    def _backward_weight(self, place: int, batch: MicroBatch) -> None:
+        unit, piece = self._place(place)
+        assert piece.backward is not None
+        kept, batch.kept = batch.kept, []
+        grads = self._run("backward_weight", unit, piece, piece.backward.weight, batch, kept)
+        for local, grad in grads.items():
+            fqn = self.program.fqn(unit, local)
+            grad = grad.to(self._slots[fqn].master_dtype)
+            _add(self._sums, (fqn, str(piece.uses[local].gradient)), grad)
+
+    def _issue_reduce(self, place: int, due: Callable[[ParamSlot], bool]) -> None:
+        unit, piece = self._place(place)
+        tensors: dict[str, Tensor] = {}
+        for local in self.program.unit_params[place].reduces:
+            fqn = self.program.fqn(unit, local)
+            key = fqn, str(piece.uses[local].gradient)
+            if key in self._sums and due(self._slots[fqn]):
+                tensors[local] = self._sums.pop(key).value
+        if tensors:
+            self._flying[place] = (0, tensors)
+            self._advance(place, "reduce")
+
+
+def _add(sums: dict[Any, _Sum], key: Any, tensor: Tensor) -> None:
+    if key in sums:
+        sums[key].add(tensor)
+    else:
+        sums[key] = _Sum(tensor)
+
+
+def _own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, contiguous and each in memory of its own, so that they may be changed in place."""
+    seen: set[int] = set()
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        if not tensor.is_contiguous() or address in seen or tensor.untyped_storage().nbytes() != tensor.nbytes:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+        seen.add(tensor.untyped_storage().data_ptr())
+        found[name] = tensor
+    return found

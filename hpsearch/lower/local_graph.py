@@ -1,0 +1,264 @@
+"""One traced graph, from global tensors to what a rank does: a list of statements in the traced order.
+
+Each value keeps the layout in which its producer leaves it. An op that needs another layout reads a copy that is made
+right before its first reader, once for each (value, layout, phase); backward never reads forward's copies.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from hpsearch.errors import InternalError, LoweringError
+from hpsearch.graph import Call, Op, OpGraph
+from hpsearch.layout import Layout, Mesh, Placement
+from hpsearch.lower.localize import localize
+from hpsearch.lower.redistribution import redistribute_value
+from hpsearch.lower.render import Local, render_call
+from hpsearch.lower.statement import LocalValue, Statement
+
+Placements = Mapping[str, Mapping[str, str]]
+"""Step or placeholder name → axis → rule text, as in the plan."""
+
+
+@dataclass(frozen=True)
+class LocalGraph:
+    graph: OpGraph
+    statements: tuple[Statement, ...]
+    values: dict[str, LocalValue]
+    """Value name of the traced graph → the local tensor as its producer leaves it."""
+
+    def name(self, value: str) -> str:
+        return self.values[value].name
+
+    def layout(self, value: str) -> Layout:
+        return self.values[value].layout
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The layouts in which a block takes its arguments and leaves its results, for one phase."""
+
+    takes: tuple[Layout, ...]
+    leaves: tuple[Layout, ...]
+
+
+def localize_graph(
+    graph: OpGraph, traced: fx.Graph, placements: Placements, mesh: Mesh, ports: Callable[[Call], Ports]
+) -> LocalGraph:
+    """`graph` (facts) and `traced` (the same graph, with arguments) as each rank runs it under `placements`.
+
+    `ports` answers for the blocks that the graph calls. Raises LoweringError for a cut that is not even.
+    """
+    work = _Localization(graph, placements, mesh, ports)
+    for node in traced.nodes:
+        work.visit(node)
+    return LocalGraph(graph, tuple(work.statements), work.values)
+
+
+class _Localization:
+    def __init__(self, graph: OpGraph, placements: Placements, mesh: Mesh, ports: Callable[[Call], Ports]) -> None:
+        self.graph, self.placements, self.mesh, self.ports = graph, placements, mesh, ports
+        self.steps = {step.name: step for step in graph.steps}
+        self.statements: list[Statement] = []
+        self.values: dict[str, LocalValue] = {}
+        self.copies: dict[tuple[str, Layout, str], LocalValue] = {}
+        self.results: dict[str, str] = {}
+        """Traced node → value, for nodes that are values."""
+
+    def visit(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            layout = self._rule(node.name)[1][0]
+            self._define(node.name, node.name, node.meta["val"], layout)
+        elif node.op == "call_function" and node.target is operator.getitem:
+            return  # named where its tuple is made
+        elif node.op == "call_function":
+            step = self.steps.get(node.name)
+            if step is None:
+                raise InternalError(
+                    f"{self.graph.name}.{node.name}", "expected a step of that name in the graph's facts"
+                )
+            if isinstance(step, Call):
+                self._call(node, step)
+            else:
+                self._op(node, step)
+        elif node.op != "output":
+            raise InternalError(f"{self.graph.name}.{node.name}", f"expected a normal-form graph, but found {node.op}")
+
+    def _define(self, node: str, value: str, tensor: torch.Tensor, layout: Layout) -> str:
+        """Records what `node` (a traced node's name) leaves on this rank; returns its local name."""
+        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        self._check_even(node, shape, layout)
+        self.values[value] = LocalValue(local_name(node), shape, dtype, layout)
+        self.results[node] = value
+        return self.values[value].name
+
+    def _rule(self, name: str, inputs: int = 0, outputs: int = 1) -> tuple[list[Layout], list[Layout]]:
+        """Layouts that a step needs of its inputs and leaves in its outputs."""
+        needed: list[dict[str, Placement]] = [{} for _ in range(inputs)]
+        left: list[dict[str, Placement]] = [{} for _ in range(outputs)]
+        texts = self.placements.get(name, {})
+        for axis in self.mesh.names:
+            if axis not in texts:
+                continue
+            before, _, after = texts[axis].partition("->")
+            for side, words in ((needed, before), (left, after)):
+                placements = [Placement.parse(word.strip()) for word in words.split(",") if word.strip()]
+                if len(placements) != len(side):
+                    raise LoweringError(
+                        f"{self.graph.name}.{name} on {axis}",
+                        f"expected {inputs} -> {outputs} placements, but the plan says {texts[axis]!r}",
+                        "The plan was made for another graph; search again.",
+                    )
+                for found, placement in zip(side, placements, strict=True):
+                    found[axis] = placement
+        return [Layout.of(found) for found in needed], [Layout.of(found) for found in left]
+
+    def _check_even(self, name: str, shape: tuple[int, ...], layout: Layout) -> None:
+        left = list(shape)
+        for axis, placement in layout:
+            size = self.mesh.size(axis)
+            if not placement.is_shard:
+                continue
+            if placement.dim >= len(left) or left[placement.dim] % size:
+                raise LoweringError(
+                    f"{self.graph.name}.{name}",
+                    f"dim {placement.dim} of shape {list(shape)} must divide by {axis}={size} under layout {layout}",
+                    "Choose another degree or layout.",
+                )
+            left[placement.dim] //= size
+
+    def fetch(self, value: str, layout: Layout, phase: str) -> LocalValue:
+        """The local tensor of `value` in `layout`, redistributed when its producer leaves another."""
+        source = self.values[value]
+        if source.layout == layout:
+            return source
+        key = value, layout, phase
+        if key not in self.copies:
+            suffix = "_".join(f"{axis}_{p}" for axis, p in layout) or "R"
+            name = f"{source.name}__{suffix}" + ("__b" if phase == "backward" else "")
+            self.statements += redistribute_value(
+                source, layout, self.mesh, phase=phase, what=f"{self.graph.name}/{value}", name=name
+            )
+            self.copies[key] = replace(source, name=name, layout=layout)
+        return self.copies[key]
+
+    def _local_shape(self, value: LocalValue) -> tuple[int, ...]:
+        return value.layout.local_shape(value.shape, self.mesh.sizes)
+
+    def _op(self, node: fx.Node, op: Op) -> None:
+        needed, left = self._rule(op.name, len(op.inputs), len(op.outputs))
+        operands = [self.fetch(v, layout, op.phase) for v, layout in zip(op.inputs, needed, strict=True)]
+        for operand in operands:
+            self._check_even(f"{op.name} (operand {operand.name})", operand.shape, operand.layout)
+        shapes = [tuple(t.shape) for t in _slots(node) if isinstance(t, torch.Tensor)]
+        outputs = [layout.local_shape(shape, self.mesh.sizes) for shape, layout in zip(shapes, left, strict=True)]
+        args, kwargs = self._with_names(node, op, operands)
+        target, args, kwargs = localize(node.target, args, kwargs, outputs, [self._local_shape(o) for o in operands])
+        names = self._define_results(node, op.outputs, left)
+        left_side = (
+            names[0]
+            if isinstance(node.meta["val"], torch.Tensor)
+            else ", ".join(names) + ("," if len(names) == 1 else "")
+        )
+        self.statements.append(
+            Statement(
+                writes=tuple(n for n in names if n != "_"),
+                text=f"{left_side} = {render_call(target, args, kwargs)}",
+                reads=tuple(operand.name for operand in operands),
+                phase=op.phase,
+                kind="view" if is_view(node.target) else "op",
+                comment=f"{list(shapes[0])} -> {list(outputs[0])}" if shapes else "",
+            )
+        )
+
+    def _define_results(self, node: fx.Node, values: tuple[str, ...], layouts: list[Layout]) -> list[str]:
+        """Local names of the results, one for each slot of the result; `_` where there is no tensor or no reader."""
+        if isinstance(node.meta["val"], torch.Tensor):
+            return [self._define(node.name, values[0], node.meta["val"], layouts[0])]
+        picks: dict[int, list[str]] = {}
+        for user in node.users:
+            if user.target is operator.getitem:
+                picks.setdefault(user.args[1], []).append(user.name)  # type: ignore[arg-type]
+        names, place = [], 0
+        for index, slot in enumerate(_slots(node)):
+            if not isinstance(slot, torch.Tensor):
+                names.append("_")
+                continue
+            found = picks.get(index, [])
+            names.append(self._define(found[0], values[place], slot, layouts[place]) if found else "_")
+            self.results.update((name, values[place]) for name in found)
+            place += 1
+        return names
+
+    def _with_names(self, node: fx.Node, op: Op, operands: list[LocalValue]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The node's arguments with local names in place of tensors; these stand in the order of `op.inputs`."""
+        nodes = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
+        given = tuple(self.results[n.name] for n in nodes)
+        if given != op.inputs:
+            raise InternalError(f"{self.graph.name}.{op.name}", f"expected operands {op.inputs}, but traced {given}")
+        names = iter(operands)
+
+        def swap(arg: Any) -> Any:
+            if isinstance(arg, fx.Node):
+                return Local(next(names).name)
+            if isinstance(arg, (list, tuple)):
+                return type(arg)(swap(a) for a in arg) if type(arg) in (list, tuple) else [swap(a) for a in arg]
+            return arg
+
+        args = tuple(swap(a) for a in node.args)
+        return args, {key: swap(value) for key, value in node.kwargs.items()}
+
+    def _call(self, node: fx.Node, call: Call) -> None:
+        """A block runs in the layouts of its class; what it leaves has the layout of the class's own results."""
+        ports = self.ports(call)
+        operands = [self.fetch(v, layout, call.phase) for v, layout in zip(call.inputs, ports.takes, strict=True)]
+        names = self._define_results(node, call.outputs, list(ports.leaves))
+        names = [name if name != "_" else f"{node.name}__{i}" for i, name in enumerate(names)]
+        self.statements.append(
+            Statement(
+                writes=tuple(names),
+                text=f"{', '.join(names)} = {call.block}[{call.instance}].{call.phase}",
+                reads=tuple(operand.name for operand in operands),
+                phase=call.phase,
+                kind="call",
+                call=self.graph.calls.index(call),
+            )
+        )
+
+
+def _slots(node: fx.Node) -> tuple[Any, ...]:
+    value = node.meta["val"]
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def is_view(target: Any) -> bool:
+    """Whether the op's result shares its operand's memory, or is a free reshape that the traced graph has as a view."""
+    if target in (torch.ops.aten._unsafe_view.default, torch.ops.aten.reshape.default):
+        return True
+    returns = target._schema.returns
+    return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+
+
+RESERVED = (
+    frozenset(
+        "torch c10d einsum split join cut mask pad trim extent groups coordinate device params buffers inputs saved kept "
+        "tangents stored issued used gradients".split()
+    )
+    | frozenset(keyword.kwlist)
+    | frozenset(dir(builtins))
+)
+"""Names that emitted functions use for something else."""
+
+
+def local_name(name: str) -> str:
+    """The Python name of a traced node."""
+    return f"{name}_" if name in RESERVED else name

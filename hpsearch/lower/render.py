@@ -1,0 +1,42 @@
+"""Arguments of a traced op as Python source."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+
+class Local(str):
+    """The local name of a tensor, standing where the traced graph has a node."""
+
+    __slots__ = ()
+
+
+def render_call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """`torch.ops.aten.mm.default(a, b)`; tensors are `Local` names, devices the rank's `device`."""
+    words = [render(a) for a in args] + [f"{key}={render(value)}" for key, value in kwargs.items()]
+    return f"{render_target(target)}({', '.join(words)})"
+
+
+def render_target(target: Any) -> str:
+    """Overloads by their path under torch.ops; the einsum of our own as the plain function that it is."""
+    name = str(target)
+    if name == "hpsearch.einsum.default":
+        return "einsum"
+    return f"torch.ops.{name}"
+
+
+def render(value: Any) -> str:
+    """Python source that evaluates to `value` in an emitted program."""
+    if isinstance(value, Local):
+        return str(value)
+    if isinstance(value, torch.device):
+        return "device"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if isinstance(value, (list, tuple)):
+        inside = ", ".join(render(v) for v in value)
+        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
+    return repr(value)

@@ -1,0 +1,105 @@
+"""All ranks of a program in one process, one thread each; collectives meet at a board under a lock.
+
+Only the transport is simulated: the emitted text, the executor and every local op are the real ones. What
+`torch.ops._c10d_functional` promises is restated here in plain torch; tests/lower/test_gloo.py holds the real one to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpsearch.lower import ParallelProgram
+from hpsearch.lower.executor import Bound
+
+
+class Board:
+    def __init__(self) -> None:
+        self.turn = threading.Condition()
+        self.posts: dict[Any, dict[int, tuple[Any, Tensor]]] = {}
+        self.failed = False
+
+    def exchange(self, key: Any, group: tuple[int, ...], rank: int, what: Any, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks of `group`, in order; all must come with the same `what`."""
+        with self.turn:
+            post = self.posts.setdefault(key, {})
+            post[rank] = (what, tensor.clone())
+            self.turn.notify_all()
+            met = self.turn.wait_for(lambda: len(post) == len(group) or self.failed, timeout=60)
+        assert met and not self.failed, f"rank {rank} was left alone in {what} {key}"
+        assert len({w for w, _ in post.values()}) == 1, f"ranks disagree: {post}"
+        return [post[r][1] for r in group]
+
+
+class Collectives:
+    """Stands for `torch.ops._c10d_functional` on one rank; a group is its tuple of ranks."""
+
+    def __init__(self, board: Board, rank: int) -> None:
+        self.board, self.rank = board, rank
+        self.count: dict[tuple[int, ...], int] = {}
+        self.log: list[tuple[str, tuple[int, ...], int]] = []
+
+    def _meet(self, kind: str, group: tuple[int, ...], x: Tensor, *what: Any) -> list[Tensor]:
+        assert x.is_contiguous(), f"{kind} of a tensor that is not contiguous"
+        turn = self.count[group] = self.count.get(group, 0) + 1
+        return self.board.exchange((group, turn), group, self.rank, (kind, tuple(x.shape), x.dtype, *what), x)
+
+    def all_gather_into_tensor(self, x: Tensor, size: int, group: tuple[int, ...]) -> Tensor:
+        assert size == len(group)
+        self.log.append(("all_gather", group, x.nbytes * size))
+        return torch.cat(self._meet("all_gather", group, x), 0)
+
+    def reduce_scatter_tensor(self, x: Tensor, op: str, size: int, group: tuple[int, ...]) -> Tensor:
+        assert size == len(group)
+        assert op == "sum"
+        assert x.shape[0] % size == 0
+        self.log.append(("reduce_scatter", group, x.nbytes))
+        total = sum(self._meet("reduce_scatter", group, x))
+        return total.chunk(size, 0)[group.index(self.rank)].clone()  # type: ignore[union-attr]
+
+    def all_reduce(self, x: Tensor, op: str, group: tuple[int, ...]) -> Tensor:
+        assert op == "sum"
+        self.log.append(("all_reduce", group, x.nbytes))
+        return sum(self._meet("all_reduce", group, x))  # type: ignore[return-value]
+
+    def all_to_all_single(self, x: Tensor, out: list[int], into: list[int], group: tuple[int, ...]) -> Tensor:
+        assert sum(into) == x.shape[0]
+        assert len(set(out + into)) == 1
+        self.log.append(("all_to_all", group, x.nbytes))
+        mine = group.index(self.rank)
+        return torch.cat([t.split(into, 0)[mine] for t in self._meet("all_to_all", group, x)], 0)
+
+    def wait_tensor(self, x: Tensor) -> Tensor:
+        return x
+
+
+def run_ranks(program: ParallelProgram, work: Callable[[int, Bound], Any]) -> list[Any]:
+    """`work(rank, bound)` on every rank of the program's mesh; results by rank. The first failure is raised."""
+    board, mesh = Board(), program.mesh
+    results: list[Any] = [None] * mesh.num_ranks
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            groups = {axis: mesh.group(axis, rank) for axis in mesh.names}
+            bound = program.bind(groups, mesh.coordinate(rank), "cpu")
+            bound.functions["c10d"] = Collectives(board, rank)
+            results[rank] = work(rank, bound)
+        except BaseException as error:  # noqa: BLE001  the main thread raises it
+            errors.append(error)
+            with board.turn:
+                board.failed = True
+                board.turn.notify_all()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(mesh.num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
