@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpsearch.cluster import Cluster
 from hpsearch.compiler import compile
 from hpsearch.errors import HpsearchError, LaunchError
-from hpsearch.measure import load_cluster
 from hpsearch.plan import Plan
 
 RANKS = 4
@@ -58,9 +58,9 @@ def batch(step: int) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "labels": tokens.clone()}
 
 
-def search(path: Path) -> Plan:
+def search(cluster: Cluster, path: Path) -> Plan:
     """Searches a plan for this machine with four ranks and writes it to `path`."""
-    parallel = compile(small_llama(), load_cluster("local", RANKS), recipe="fp32", global_batch=ROWS, example=batch(0))
+    parallel = compile(small_llama(), cluster, recipe="fp32", global_batch=ROWS, example=batch(0))
     parallel.plan.save(path)
     return parallel.plan
 
@@ -81,7 +81,7 @@ def train_alone() -> list[float]:
 
 def train_here(plan: Path) -> list[float]:
     """Losses of the parallel model; one call on every rank of a launched job."""
-    cluster = load_cluster("local", RANKS)
+    cluster = Cluster.load("local", devices=RANKS)
     parallel = compile(small_llama(), cluster, plan=plan, recipe="fp32", global_batch=ROWS, example=batch(0))
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=LEARNING_RATE)
     losses = []

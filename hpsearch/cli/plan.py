@@ -83,7 +83,6 @@ def _load_cluster(name: str, devices: int) -> Cluster:
     """A shipped or described cluster without torch; `local` is measured when it has not been yet."""
     if name != LOCAL:
         return Cluster.load(name, devices=devices)
-    with progress_bar(f"measuring this machine with {devices} ranks"):
-        from hpsearch.measure import load_cluster
+    from hpsearch.measure import load_cluster
 
-        return load_cluster(name, devices)
+    return load_cluster(name, devices=devices)

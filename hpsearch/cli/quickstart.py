@@ -30,8 +30,10 @@ def quickstart_command(
     began = time.monotonic()
     with progress_bar("importing torch and transformers"):
         from hpsearch import quickstart
-    with progress_bar("measuring this machine's links and searching a plan"):
-        plan = quickstart.search(output)
+        from hpsearch.measure import load_cluster
+    cluster = load_cluster("local", devices=quickstart.RANKS)
+    with progress_bar("capturing a small Llama and searching a plan"):
+        plan = quickstart.search(cluster, output)
     show(explain(plan), Text(f"Written to {output}. To read it again: hpsearch explain {output}\n"))
     with progress_bar(f"training on {quickstart.RANKS} ranks under torchrun"):
         parallel = quickstart.train_on_ranks(output)

@@ -64,10 +64,10 @@ def in_words(plan: Plan) -> str:
 
 
 def mesh_table(plan: Plan) -> Table:
-    table = tables.table("Mesh", "axis", "degree", "neighbours at", "tier", "meaning")
+    table = tables.table("Mesh", "axis", "degree", "stride in ranks", "tier", "meaning")
     for axis in plan.mesh.axes:
         meaning = AXIS_WORDS[axis.name]
-        table.add_row(axis.name, str(axis.size), f"{axis.stride} ranks", axis.tier, meaning)
+        table.add_row(axis.name, str(axis.size), str(axis.stride), axis.tier, meaning)
     if not plan.mesh.axes:
         table.add_row("-", "1", "-", "-", "one device")
     return table
@@ -95,7 +95,8 @@ def memory_table(plan: Plan) -> Table:
 
 
 def parameter_table(plan: Plan) -> Table:
-    names = ("parameter", "shape", "×", "stored", "used", "tp", "data")
+    with_tp = plan.mesh.size("tp") > 1
+    names = ("parameter", "shape", "×", "stored", "used", *(("tp",) if with_tp else ()), "data")
     table = tables.table("Parameters", *names)
     for entry in plan.file.parameters:
         table.add_row(
@@ -104,7 +105,7 @@ def parameter_table(plan: Plan) -> Table:
             str(entry.count),
             entry.stored,
             entry.used,
-            tensor_parallel_name(entry, plan.file.parameters) if plan.mesh.size("tp") > 1 else "-",
+            *((tensor_parallel_name(entry, plan.file.parameters),) if with_tp else ()),
             data_parallel_name(entry, plan.mesh.axes),
         )
     return table
