@@ -13,14 +13,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpsearch.capture import CapturedGraph
-    from hpsearch.cluster import Cluster
-    from hpsearch.compiler import compile
-    from hpsearch.graph import ModelGraph
-    from hpsearch.layout import Layout, Mesh
-    from hpsearch.lower import ParallelProgram
-    from hpsearch.plan import Plan
-    from hpsearch.run import ParallelModule
+    from hpsearch.capture import CapturedGraph as CapturedGraph
+    from hpsearch.cluster import Cluster as Cluster
+    from hpsearch.compiler import compile as compile
+    from hpsearch.graph import ModelGraph as ModelGraph
+    from hpsearch.layout import Layout as Layout
+    from hpsearch.layout import Mesh as Mesh
+    from hpsearch.lower import ParallelProgram as ParallelProgram
+    from hpsearch.plan import Plan as Plan
+    from hpsearch.run import ParallelModule as ParallelModule
 
 __version__ = "0.1.0"
 
@@ -42,7 +43,7 @@ _DOORS = {
 }
 """Public name → module that has it."""
 
-__all__ = [*_DOORS, "__version__"]  # noqa: PLE0604
+__all__ = [*_DOORS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -126,7 +126,7 @@ def wrong_shape(leaf: Leaf, found: tuple[int, ...], pieces: int, why: str = "") 
     return BatchError(
         f"batch leaf {leaf.name}",
         f"expected local shape {list(leaf.local_shape(pieces))}{share}, but found {list(found)}{why}",
-        f"Cut the global batch {list(leaf.shape)} with parallel.local_rows(batch), or draw rows with parallel.sampler(...).",
+        f"Cut the global batch {list(leaf.shape)} by parallel.local_rows(batch), or draw rows by parallel.sampler(...).",
     )
 
 
@@ -143,7 +143,7 @@ class Census:
             return Census((tuple(own),))
         mine = torch.tensor(own, dtype=torch.int64, device=device)
         table = torch.empty(dist.get_world_size(), len(own), dtype=torch.int64, device=device)
-        dist.all_gather_into_tensor(table.view(-1), mine)
+        dist.all_gather_single(table.view(-1), mine)
         return Census(tuple(tuple(row) for row in table.tolist()))
 
     def column(self, index: int) -> tuple[int, ...]:
@@ -175,8 +175,8 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def valid_targets(found: Mapping[str, torch.Tensor], shifts: bool) -> torch.Tensor | None:
     """How many targets count in this batch, as the model's loss counts them; None without labels.
 
-    `shifts`: the loss predicts the next token (Hugging Face's ForCausalLMLoss), so the first label of a row is no target;
-    `shift_labels` are labels shifted already.
+    `shifts`: the loss predicts the next token (Hugging Face's ForCausalLMLoss), so the first label of a row is no
+    target; `shift_labels` are labels shifted already.
     """
     if "shift_labels" in found:
         return found["shift_labels"].ne(IGNORE_INDEX).sum()

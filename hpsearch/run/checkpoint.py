@@ -1,7 +1,7 @@
 """Checkpoints: written under one plan, read under any other, all of it or nothing.
 
-`torch.distributed.checkpoint` writes every rank's pieces beside the goal (`folder.partial`); rank 0 adds a manifest with
-the length of every file, and renames. A folder without a manifest, or with a file of another length, never loads.
+`torch.distributed.checkpoint` writes every rank's pieces beside the goal (`folder.partial`); rank 0 adds a manifest of
+file lengths and renames. A folder without a manifest, or with a file of another length, never loads.
 Optimizer state stands under `optimizer.<fqn>.<key>`, so it follows its parameter to any layout.
 """
 

@@ -74,7 +74,7 @@ def require(num_ranks: int) -> None:
 
 
 def how_to_launch(num_ranks: int) -> str:
-    return f"Start it with: torchrun --nproc-per-node {num_ranks} your_script.py (or --nnodes × --nproc-per-node = {num_ranks})."
+    return f"Start it with: torchrun --nproc-per-node {num_ranks} your_script.py (on several nodes, --nnodes N)."
 
 
 def together(subject: str, work: Callable[[], T]) -> T:

@@ -36,8 +36,8 @@ Build = Callable[[Batch, "Plan | None"], Built]
 class ParallelModule(nn.Module):
     """A model split over ranks. Behaves as the plain model: called, trained, saved under the same names.
 
-    Nothing is captured before the first batch is seen: `prepare(global_batch)`, or the first call, which then takes
-    the global batch. Later calls take this rank's rows (`local_rows`, `sampler`), or the same global batch on every rank.
+    Nothing is captured before the first batch is seen: `prepare(global_batch)`, or the first call, which then takes the
+    global batch. Later calls take this rank's rows (`local_rows`, `sampler`), or one global batch, equal on every rank.
     """
 
     def __init__(self, model: nn.Module, build: Build, *, seed: int = 0) -> None:
@@ -108,11 +108,14 @@ class ParallelModule(nn.Module):
         if not torch.is_grad_enabled():
             return stepper.evaluate(store.local(), store.buffers, inputs)
         names = [fqn for fqn, p in store.params.items() if p.requires_grad]
-        return _Loss.apply(stepper, store, inputs, names, *(store.params[n] for n in names))  # type: ignore[no-any-return]
+        parameters = (store.params[name] for name in names)
+        return _Loss.apply(stepper, store, inputs, names, *parameters)  # type: ignore[no-any-return]
 
     def step(self, batch: Batch) -> torch.Tensor:
-        """Forward and backward of one step: adds to every `.grad` and returns the detached loss, the mean over the valid
-        targets of the global batch."""
+        """Forward and backward of one step: adds to every `.grad` and returns the detached loss.
+
+        The loss is the mean over the valid targets of the global batch.
+        """
         stepper, inputs = self._receive(batch)
         store = self._store
         with torch.no_grad():
@@ -122,7 +125,7 @@ class ParallelModule(nn.Module):
                 parameter.grad = grad if parameter.grad is None else parameter.grad + grad
         return loss
 
-    def _receive(self, batch: Batch) -> tuple[Stepper, list[dict[str, torch.Tensor]]]:
+    def _receive(self, batch: Batch) -> tuple[Stepper, list[list[torch.Tensor]]]:
         """The stepper for this shape of batch, and the batch as its inputs. Collective."""
         self.prepare(batch)
         self._materialise()
@@ -164,9 +167,9 @@ class ParallelModule(nn.Module):
         return with_leaves(batch, cut)
 
     def sampler(self, data: Any, *, seed: int | None = 0) -> RowSampler:
-        """Row numbers of `data` (a data set or its length) for this rank; for DataLoader(batch_size=parallel.local_batch).
+        """Row numbers of `data` (a data set or its length) for this rank.
 
-        seed None keeps the data set's order.
+        Meant for DataLoader(batch_size=parallel.local_batch). seed None keeps the data set's order.
         """
         self._seen()
         self._materialise()
@@ -195,14 +198,19 @@ class ParallelModule(nn.Module):
         found: dict[str, Any] = super().state_dict(*args, **kwargs)
         return checkpoint.gathered(found) if full else found
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:  # type: ignore[override]
+    def load_state_dict(  # type: ignore[override]
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> None:
         """Copy in plain global tensors, or DTensors of any layout, by full name. Raises CheckpointError."""
         if assign:
             raise InternalError("load_state_dict", "assign=True would drop the stored layout", "Leave it out.")
         self._need_store().load(state_dict, "state dict", strict=strict)
 
     def load_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Fill the model from a Hugging Face checkpoint directory; a rank reads only its slices. Raises CheckpointError."""
+        """Fill the model from a Hugging Face checkpoint directory; a rank reads only its slices.
+
+        Raises CheckpointError listing names that are missing, unexpected or of another shape.
+        """
         store = self._need_store()
         together(f"checkpoint {folder}", lambda: store.load_pretrained(self._model, Path(folder)))
 
@@ -212,7 +220,10 @@ class ParallelModule(nn.Module):
         checkpoint.save(Path(folder), self, self.plan, optimizer)
 
     def load(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Read what `save` wrote, under this or any other plan. Raises CheckpointError if anything is missing. Collective."""
+        """Read what `save` wrote, under this or any other plan. Collective.
+
+        Raises CheckpointError if anything is missing or damaged.
+        """
         self._need_store()
         checkpoint.load(Path(folder), self, optimizer)
 

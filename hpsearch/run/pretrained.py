@@ -18,7 +18,8 @@ def match(
     """For each wanted FQN (with its shape and its aliases) the tensor on disk that holds it.
 
     A checkpoint of the base model (without its head's prefix) matches as well, as Hugging Face writes both. Names that
-    the model class declares ignorable are. Raises CheckpointError listing what is missing, unexpected or of another shape.
+    the model class declares ignorable are ignored. Raises CheckpointError listing what is missing, unexpected or of
+    another shape.
     """
     disk = _prefixed(entries(folder), getattr(model, "base_model_prefix", ""), set(wanted))
     found: dict[str, Entry] = {}

@@ -21,6 +21,8 @@ NUM_ITEMS = "num_items_in_batch"
 """Hugging Face's name for the number of valid targets that a summed loss is divided by."""
 
 Tensors = dict[str, torch.Tensor]
+Inputs = list[torch.Tensor]
+"""One micro-batch in the order of the program's inputs."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,12 @@ class Stepper:
         self.bound = built.program.bind(ranks.groups, ranks.coordinate, ranks.device)
         self.sums = built.graph.loss_reduction == "sum_over_count"
 
-    def micro_batches(self, local: Mapping[str, torch.Tensor], num_items: int | None) -> list[Tensors]:
-        """The local batch (rows of this data rank) as inputs of the program, one dict for each micro-batch."""
+    def micro_batches(self, local: Mapping[str, torch.Tensor], num_items: int | None) -> list[Inputs]:
+        """The local batch (rows of this data rank) as inputs of the program, one list for each micro-batch."""
         count = self.built.micro_batches
         return [self._inputs(local, index, count, num_items) for index in range(count)]
 
-    def _inputs(self, local: Mapping[str, torch.Tensor], index: int, count: int, num_items: int | None) -> Tensors:
+    def _inputs(self, local: Mapping[str, torch.Tensor], index: int, count: int, num_items: int | None) -> Inputs:
         found: Tensors = {}
         for slot in self.built.program.inputs:
             if slot.name == NUM_ITEMS and NUM_ITEMS not in local:
@@ -75,18 +77,18 @@ class Stepper:
             if tuple(found[slot.name].shape) != slot.local_shape:
                 found_shape = list(found[slot.name].shape)
                 raise InternalError(f"input {slot.name}", f"expected {list(slot.local_shape)}, but cut {found_shape}")
-        return found
+        return list(found.values())
 
-    def evaluate(self, params: Tensors, buffers: Tensors, batches: list[Tensors]) -> torch.Tensor:
+    def evaluate(self, params: Tensors, buffers: Tensors, batches: list[Inputs]) -> torch.Tensor:
         """The loss of all micro-batches, without gradients."""
         return self._combine([self.bound.forward(params, buffers, inputs) for inputs in batches])
 
-    def step(self, params: Tensors, buffers: Tensors, batches: list[Tensors]) -> tuple[torch.Tensor, Tensors]:
+    def step(self, params: Tensors, buffers: Tensors, batches: list[Inputs]) -> tuple[torch.Tensor, Tensors]:
         """Loss and stored-layout gradients of all micro-batches."""
         return self.bound.step(params, buffers, batches)
 
     def forward_train(
-        self, params: Tensors, buffers: Tensors, batches: list[Tensors]
+        self, params: Tensors, buffers: Tensors, batches: list[Inputs]
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], Tensors]]:
         """The loss, and a function from the loss's gradient to stored-layout gradients; to be called once."""
         if len(batches) == 1:

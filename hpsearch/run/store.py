@@ -64,7 +64,7 @@ class Store:
         }
 
     def load(self, state: Mapping[str, torch.Tensor], source: str, *, strict: bool) -> None:
-        """Copy in tensors by full name: plain global ones, or DTensors in any layout. Collective if there are DTensors."""
+        """Copy in tensors by full name: plain global ones, or DTensors in any layout; collective if there are any."""
         wanted = {**self.first, **{name: name for name in self.buffers}}
         unexpected = [name for name in state if name not in wanted]
         missing = [fqn for fqn, slot in self.slots.items() if not any(n in state for n in (fqn, *slot.aliases))]

@@ -1,0 +1,107 @@
+"""One step, and three AdamW steps with clipping, by the plain model and by every rank of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import hpsearch
+from hpsearch.plan import Plan
+from tests.end_to_end.models import build
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
+STEPS, LEARNING_RATE, SHARE_OF_NORM = 3, 1e-3, 0.5
+"""Gradients are clipped to half the first step's norm, so clipping is active."""
+NOISE = 1e-9
+"""A gradient this much smaller than the largest of the model is rounding noise (keys' biases in plain attention have
+none in exact arithmetic); it is compared against the largest gradient instead of against itself."""
+
+
+@dataclass
+class Trace:
+    """What is compared: the loss, every gradient and the norm of the first step, parameters after the last."""
+
+    loss: float = 0.0
+    norm: float = 0.0
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def plain_loss(model: nn.Module, batch: Any, loss: Any) -> torch.Tensor:
+    if loss is not None:
+        return loss(model(batch[0]), batch)
+    return model(**batch).loss
+
+
+def cast(batch: Any, dtype: torch.dtype) -> Any:
+    def one(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return {k: one(v) for k, v in batch.items()} if isinstance(batch, dict) else tuple(one(v) for v in batch)
+
+
+def reference(family: str, recipe: str, path: Path) -> None:
+    """The plain model's trace, written to `path`."""
+    case = build(family, DTYPES[recipe])
+    batch = cast(case.batch, DTYPES[recipe])
+    optimizer = torch.optim.AdamW(case.model.parameters(), lr=LEARNING_RATE)
+    trace = Trace()
+    for step in range(STEPS):
+        loss = plain_loss(case.model, batch, case.loss)
+        loss.backward()
+        if step == 0:
+            trace.loss = loss.item()
+            trace.gradients = {n: p.grad.clone() for n, p in case.model.named_parameters()}
+            trace.norm = torch.nn.utils.get_total_norm(trace.gradients.values()).item()
+        torch.nn.utils.clip_grad_norm_(case.model.parameters(), SHARE_OF_NORM * trace.norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    trace.parameters = {n: p.detach() for n, p in case.model.named_parameters()}
+    torch.save(vars(trace), path)
+
+
+def compare(family: str, recipe: str, plan: bytes, path: str) -> dict[str, float]:
+    """Largest errors of the parallel model against the trace at `path`; runs on every rank."""
+    expected = Trace(**torch.load(path))
+    case = build(family, DTYPES[recipe])
+    parallel = hpsearch.compile(case.model, plan=Plan.from_bytes(plan), loss=case.loss, recipe=recipe)
+    local = parallel.local_rows(case.batch)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=LEARNING_RATE)
+    errors: dict[str, float] = {}
+    for step in range(STEPS):
+        if step == 1:  # the other way to train, for the same result
+            loss = parallel(**local) if isinstance(local, dict) else parallel(*local)
+            loss.backward()
+        else:
+            loss = parallel.step(local)
+        if step == 0:
+            errors["loss"] = abs(loss.item() - expected.loss) / abs(expected.loss)
+            found = {n: p.grad.full_tensor() for n, p in parallel.named_parameters()}
+            errors |= worst("gradient", found, expected.gradients)
+            errors["norm"] = abs(parallel.grad_norm().item() - expected.norm) / expected.norm
+        if step == 1:
+            torch.nn.utils.clip_grad_norm_(parallel.parameters(), SHARE_OF_NORM * expected.norm)
+        else:
+            parallel.clip_grad_norm_(SHARE_OF_NORM * expected.norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    found = {n: p.full_tensor() for n, p in parallel.named_parameters()}
+    return errors | worst("parameter", found, expected.parameters)
+
+
+def worst(what: str, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The largest max|a-b| / max|b| over all tensors."""
+    assert set(found) == set(expected)
+    largest = max(b.abs().max().item() for b in expected.values())
+    worst_error = -1.0
+    for name, b in expected.items():
+        scale = b.abs().max().item()
+        scale = largest if scale < NOISE * largest else scale
+        error = (found[name].to(b.dtype) - b).abs().max().item() / scale
+        assert error == error, f"{what} of {name} is not a number"
+        worst_error = max(worst_error, error)
+    return {what: worst_error}

@@ -1,0 +1,97 @@
+"""The parity matrix: every model under every plan gives the plain model's loss, gradients and trained parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import hpsearch
+from hpsearch.capture import capture
+from hpsearch.graph import ModelGraph
+from hpsearch.plan import Plan
+from hpsearch.search import search
+from tests.end_to_end.models import FAMILIES, ROWS, build
+from tests.end_to_end.parity import DTYPES, cast, compare, reference
+from tests.end_to_end.ranks import RankPool
+
+PLANS: dict[str, tuple[int, dict[str, int]]] = {
+    "ddp-2": (2, {"dp_replicate": 2}),
+    "fsdp-4": (4, {"dp_shard": 4}),
+    "tp-2": (2, {"tp": 2}),
+    "tp-4": (4, {"tp": 4}),
+    "fsdp-2 x tp-2": (4, {"dp_shard": 2, "tp": 2}),
+    "hsdp-2x2": (4, {"dp_replicate": 2, "dp_shard": 2}),
+    "own-4": (4, {}),
+    "own-3": (3, {}),
+}
+LIMITS = {
+    "fp64": {"loss": 1e-6, "norm": 1e-10, "gradient": 1e-10, "parameter": 1e-10},
+    "fp32": {"loss": 1e-5, "norm": 1e-5, "gradient": 1e-5, "parameter": float("inf")},
+}
+"""fp64 losses of transformers are computed in fp32 by the models themselves."""
+CLUSTER = "a100-sxm-selene"
+
+
+@cache
+def graph(family: str, recipe: str) -> ModelGraph:
+    case = build(family, DTYPES[recipe])
+    return capture(case.model, cast(case.batch, DTYPES[recipe]), loss=case.loss, recipe=recipe).graph
+
+
+@cache
+def plan(family: str, recipe: str, name: str) -> Plan:
+    devices, fix = PLANS[name]
+    cluster = hpsearch.Cluster.load(CLUSTER, devices=devices)
+    return search(graph(family, recipe), cluster, global_batch=ROWS, fix=fix)
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[tuple[str, str, str, dict[str, float]]]]:
+    """Collects every figure; printed at the end, with the largest."""
+    rows: list[tuple[str, str, str, dict[str, float]]] = []
+    yield rows
+    for family, name, recipe, errors in rows:
+        print(f"{family:8} {name:14} {recipe} " + "  ".join(f"{k} {v:.1e}" for k, v in errors.items()))
+    for recipe in LIMITS:
+        found = [errors for _, _, r, errors in rows if r == recipe]
+        if found:
+            print(f"largest  {recipe} " + "  ".join(f"{k} {max(e[k] for e in found):.1e}" for k in found[0]))
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("recipe", list(LIMITS))
+@pytest.mark.parametrize("name", list(PLANS))
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_parity(
+    family: str,
+    name: str,
+    recipe: str,
+    ranks: RankPool,
+    references: dict[tuple[str, str], Path],
+    table: list[tuple[str, str, str, dict[str, float]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    if (family, recipe) not in references:
+        references[family, recipe] = tmp_path_factory.mktemp("reference") / "trace.pt"
+        reference(family, recipe, references[family, recipe])
+    made = plan(family, recipe, name)
+    results = ranks.run(
+        f"{compare.__module__}:{compare.__name__}",
+        ranks=PLANS[name][0],
+        family=family,
+        recipe=recipe,
+        plan=made.content,
+        path=str(references[family, recipe]),
+    )
+    assert all(result == results[0] for result in results), "every rank sees the same tensors"
+    table.append((family, name, recipe, results[0]))
+    for what, limit in LIMITS[recipe].items():
+        assert results[0][what] <= limit, f"{what} of {family} under {made}"
