@@ -2,8 +2,8 @@
 
 What we rely on, each held by tests/capture/test_aot.py: `aot_export_joint_with_descriptors` traces forward and backward
 into one graph; placeholders and the output node carry `meta["desc"]`; `meta["val"]` is a fake tensor;
-`meta["seq_nr"]` is equal for a forward node and the backward nodes that differentiate it; `meta["custom"]` is copied from
-`torch.fx.traceback.current_meta`.
+`meta["seq_nr"]` is equal for a forward node and the backward nodes that differentiate it;
+`meta["custom"]` is copied from `torch.fx.traceback.current_meta`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch
 from torch import fx, nn
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch.utils import _pytree as pytree
 
+from hpsearch.capture.twin import constant_of
 from hpsearch.errors import CaptureError
 
 
@@ -26,7 +28,7 @@ class Slot:
     """What a placeholder or a result of a joint graph is.
 
     kind: `param`, `buffer` (key: FQN), `input`, `output` (key: index), `tangent` (key: index of the output),
-    `param_grad` (key: FQN), `input_grad` (key: index of the input), `none` (the gradient of what needs none).
+    `param_grad` (key: FQN), `input_grad` (key: index of the input). `none`, the gradient of what needs none, is dropped.
     """
 
     kind: str
@@ -38,7 +40,7 @@ class Joint:
     graph: fx.Graph
     placeholders: tuple[Slot, ...]
     results: tuple[Slot, ...]
-    """One for each element of the output node."""
+    """One for each element of the output node's list."""
 
 
 def export_joint(
@@ -54,7 +56,38 @@ def export_joint(
     placeholders = tuple(_input_slot(n.meta["desc"]) for n in graph.nodes if n.op == "placeholder")
     results = tuple(_output_slot(desc) for desc in graph.output_node().meta["desc"])
     _inline_constants(joint.graph_module)
-    return Joint(graph, placeholders, results)
+    return _merge_tied(Joint(graph, placeholders, results), module)
+
+
+def _merge_tied(joint: Joint, module: nn.Module) -> Joint:
+    """Torch makes one placeholder a name; a tied tensor gets one, under its first name, and one gradient, the sum."""
+    state = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    first = {id(tensor): name for name, tensor in reversed(state)}
+    names = {name: first[id(tensor)] for name, tensor in state}
+    nodes = [n for n in joint.graph.nodes if n.op == "placeholder"]
+    kept: dict[Slot, fx.Node] = {}
+    for node, slot in zip(nodes, joint.placeholders, strict=True):
+        slot = Slot(slot.kind, names[slot.key]) if slot.kind in ("param", "buffer") else slot
+        if slot in kept:
+            node.replace_all_uses_with(kept[slot])
+            joint.graph.erase_node(node)
+        else:
+            kept[slot] = node
+    grads: dict[Slot, fx.Node] = {}
+    output = joint.graph.output_node()
+    for slot, node in zip(joint.results, pytree.tree_leaves(output.args[0]), strict=True):
+        slot = Slot(slot.kind, names[slot.key]) if slot.kind == "param_grad" else slot
+        if not isinstance(node, fx.Node):
+            continue
+        if slot in grads:
+            with joint.graph.inserting_before(output):
+                add = torch.ops.aten.add.Tensor
+                total = joint.graph.create_node("call_function", add, (grads[slot], node), name="add")
+            total.meta = dict(node.meta)
+            node = total
+        grads[slot] = node
+    output.args = (list(grads.values()),)
+    return Joint(joint.graph, tuple(kept), tuple(grads))
 
 
 def _input_slot(desc: Any) -> Slot:
@@ -99,21 +132,17 @@ def _inline_constants(module: fx.GraphModule) -> None:
     for node in list(graph.nodes):
         if node.op != "get_attr":
             continue
-        value = getattr(module, node.target)
-        value = getattr(value, "constant", None) if type(value) is not torch.Tensor else value
-        if value is None or value.numel() != 1:
+        tensor = getattr(module, node.target)
+        value = constant_of(tensor)
+        if value is None:
             raise CaptureError(
                 f"tensor constant {node.target}",
-                f"expected constants of one element, but found {_shape(value)} made inside forward",
+                f"expected constants of one element, but found shape {list(tensor.shape)} made inside forward",
                 "Register it as a buffer of its module.",
             )
         with graph.inserting_before(node):
-            args = (list(value.shape), value.item())
-            full = graph.call_function(torch.ops.aten.full.default, args, {"dtype": value.dtype, "device": "cpu"})
+            options = {"dtype": tensor.dtype, "device": torch.device("cpu")}
+            full = graph.call_function(torch.ops.aten.full.default, (list(tensor.shape), value), options)
         full.meta = dict(node.meta)
         node.replace_all_uses_with(full)
         graph.erase_node(node)
-
-
-def _shape(value: Any) -> str:
-    return "one without a value" if value is None else f"shape {list(value.shape)}"

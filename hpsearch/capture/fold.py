@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hpsearch.capture.probe import PLAIN, CallRecord, Dispatched, Probe
+from hpsearch.capture.twin import constant_of
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,8 @@ def _body(names: dict[int, Hashable], log: list[Dispatched]) -> Hashable | None:
 
 def _constant(tensor: torch.Tensor) -> Hashable | None:
     """The value of a tensor that Python code made from numbers, by value."""
-    value = getattr(tensor, "constant", tensor if type(tensor) is torch.Tensor else None)
-    return None if value is None or value.numel() != 1 else ("constant", str(value.item()))
+    value = constant_of(tensor)
+    return None if value is None else ("constant", repr(value))
 
 
 def _leaf(names: dict[int, Hashable], leaf: object) -> Hashable | None:

@@ -2,7 +2,7 @@
 
 In the order they run:
 
-    drop_aliases      detach, alias, lift_fresh, views and expands to the same shape: their input stands for them
+    drop_aliases      detach, alias, lift_fresh, plain copies, views and expands to the same shape: their input stands for them
     one_spelling      _unsafe_view and reshape → view; transposes of a matrix → t; t of t → nothing
     restore_einsum    view–mm–view, forward and both backward products → `hpsearch::einsum` on unflattened tensors
     sink_bias         view(x) + bias → view(x + bias)
@@ -93,9 +93,18 @@ def _swaps(node: fx.Node) -> bool:
 def drop_aliases(graph: fx.Graph) -> None:
     for node in _calls(graph, *_ALIASES):
         _replace(node, node.args[0])  # type: ignore[arg-type]
+    for node in _calls(graph, aten.clone.default):
+        if _is_plain_copy(node):
+            _replace(node, node.args[0])  # type: ignore[arg-type]
     for node in _calls(graph, *_SAME_SHAPE_IS_SAME):
         if shape_of(node) == shape_of(node.args[0]):  # type: ignore[arg-type]
             _replace(node, node.args[0])  # type: ignore[arg-type]
+
+
+def _is_plain_copy(node: fx.Node) -> bool:
+    """A copy that does not change the strides: nothing writes in place here, so nothing needs it."""
+    before = node.args[0].meta["val"]  # type: ignore[union-attr]
+    return bool(before.stride() == node.meta["val"].stride())
 
 
 class _Operand:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from math import prod
 
 import torch
@@ -38,7 +38,7 @@ class Contraction:
     b_free: int
 
 
-@lru_cache(maxsize=None)
+@cache
 def contraction(equation: str) -> Contraction:
     """The form of `equation`; InternalError for what is not one matrix product on grouped dims."""
     operands, _, out = equation.partition("->")

@@ -70,11 +70,7 @@ def _results(joint: Joint, ends: dict[fx.Node, Slot], needs: tuple[bool, ...]) -
     graph = joint.graph
     output = graph.output_node()
     inputs = {slot.key: node for node, slot in ends.items() if slot.kind == "input"}
-    pairs = [
-        (slot, node)
-        for slot, node in zip(joint.results, pytree.tree_leaves(output.args[0]), strict=True)
-        if isinstance(node, fx.Node)
-    ]
+    pairs = list(zip(joint.results, output.args[0], strict=True))  # type: ignore[arg-type]
     found = {slot for slot, _ in pairs}
     for index, need in enumerate(needs):
         slot = Slot("input_grad", index)

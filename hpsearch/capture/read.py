@@ -80,7 +80,7 @@ def read_graph(name: str, piece: Piece, twin: Piece, rows: Rows, calls: tuple[tu
     """
     pairs = _matched(name, piece.graph, twin.graph)
     reader = _Reader(rows)
-    roles = {v: "param" for v in piece.params.values()} | {v: "buffer" for v in piece.buffers.values()}
+    roles = dict.fromkeys(piece.params.values(), "param") | dict.fromkeys(piece.buffers.values(), "buffer")
     roles |= dict.fromkeys(piece.inputs, "input") | dict.fromkeys(piece.tangents, "tangent")
     origins = scope_and_source(piece.graph)
     backward = _backward(piece)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from hpsearch.errors import CaptureError
 
@@ -57,3 +57,12 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode, compute: torch.dtype) -> t
     with mode:
         fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu")
     return nn.Parameter(fake, requires_grad=tensor.requires_grad) if is_param else fake
+
+
+def constant_of(tensor: torch.Tensor) -> float | int | bool | None:
+    """The number in a one-element tensor that Python code made inside forward; None for any other tensor."""
+    value = tensor.constant if isinstance(tensor, FakeTensor) else tensor if type(tensor) is torch.Tensor else None
+    if value is None or value.numel() != 1:
+        return None
+    with unset_fake_temporarily():
+        return value.item()

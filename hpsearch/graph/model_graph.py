@@ -26,7 +26,7 @@ class Value:
     """A tensor of a graph, by global (unsplit) shape."""
 
     name: str
-    """Unique in its graph; the traced node's name, or `name.0`, `name.1`, … where a node returns several (or a list)."""
+    """Unique in its graph; the traced node's name, or `name.0`, `name.1`, … where a node returns several."""
     fixed: tuple[int, ...]
     per_row: tuple[int, ...]
     """Shape = fixed + per_row * rows, dim by dim; at most one dim has per_row > 0 in practice: the batch dim."""

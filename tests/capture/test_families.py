@@ -1,0 +1,45 @@
+"""A captured step, run on real tensors, is the plain model's step: loss and every gradient, in fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.capture.interpreter import Interpreter
+from tests.capture.models import FAMILIES, Case
+
+from hpsearch.capture import capture
+from hpsearch.capture.batch import COUNT, model_arguments, own_loss
+
+
+def _double(case: Case) -> Case:
+    case.model.double()
+    double = lambda t: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t  # noqa: E731
+    batch = case.batch
+    case.batch = {k: double(v) for k, v in batch.items()} if isinstance(batch, dict) else tuple(map(double, batch))
+    return case
+
+
+def plain_step(case: Case, batch: object) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    args, kwargs = model_arguments(case.model, batch, only_accepted=case.loss is not None)
+    outputs = case.model(*args, **kwargs)
+    loss = own_loss(outputs) if case.loss is None else case.loss(outputs, batch)
+    loss.backward()
+    return loss.detach(), {n: p.grad for n, p in case.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_captured_step_equals_the_plain_step(name: str) -> None:
+    torch.manual_seed(0)
+    case = _double(FAMILIES[name]())
+    captured = capture(case.model, case.batch, loss=case.loss, recipe="fp64")
+    batch = case.batch
+    if captured.graph.loss_reduction == "sum_over_count":
+        batch = {**batch, COUNT: torch.tensor(7)}
+    loss, grads = plain_step(case, batch)
+    interpreter = Interpreter(captured, case.model)
+    assert torch.allclose(interpreter.run(captured.batch.flatten(batch)), loss, rtol=1e-6, atol=0)
+    assert set(interpreter.grads) == set(grads)
+    for fqn, grad in grads.items():
+        scale = grad.abs().max().clamp(min=1e-30)
+        assert float((interpreter.grads[fqn] - grad).abs().max() / scale) < 1e-6, fqn
+    assert captured.graph.num_params == sum(p.numel() for p in case.model.parameters())
