@@ -13,7 +13,7 @@ from hpsearch.cluster.units import LINKS, UNITS, Complaint, check_range, in_unit
 
 Path = tuple[str | int, ...]
 
-_BALANCE = (0.2, 5000.0)
+_BALANCE = (0.5, 5000.0)
 """FLOPs a device can do per byte it can load, for its fastest dtype: 1 for old CPUs, 600 for 2025's accelerators."""
 _PEAK = (1e8, 1e17)
 _MEMORY_BANDWIDTH = (1e8, 1e14)
@@ -22,6 +22,7 @@ _HOST = (1e8, 2e12)
 _LAUNCH = (1e-9, 1e-3)
 _COLLECTIVE_LAUNCH = (0.0, 20e-3)
 _FRACTION = (0.01, 1.0)
+_SHARE = (0.0, 1.0)
 _MATMUL_RATE = (1e5, 1e17)
 _TIME = (1e-7, 3600.0)
 _BUS_SHARE = (0.001, 1.6)
@@ -129,8 +130,9 @@ def _device(device: DeviceEntry) -> Iterator[Complaint]:
             (*at, "collective_launch"), device.collective_launch, "time", _COLLECTIVE_LAUNCH, "a collective's start"
         ),
     ]
-    for name in ("memory_efficiency", "matmul_efficiency", "attention_efficiency", "overlap_efficiency"):
+    for name in ("memory_efficiency", "matmul_efficiency", "attention_efficiency"):
         before += _number((*at, name), getattr(device, name), "fraction", _FRACTION, "an efficiency")
+    before += _number((*at, "overlap_efficiency"), device.overlap_efficiency, "fraction", _SHARE, "a share")
     if device.host_bandwidth is not None:
         before += _number((*at, "host_bandwidth"), device.host_bandwidth, "bandwidth", _HOST, "the link to the host")
     before += _peaks(device)
@@ -138,6 +140,10 @@ def _device(device: DeviceEntry) -> Iterator[Complaint]:
     if not before:
         yield from _balance(device)
     for i, table in enumerate(device.matmul):
+        if table.dtype not in device.peak:
+            known = ", ".join(device.peak)
+            problem = f"expected a dtype of [device.peak] ({known}), but found {table.dtype!r}"
+            yield Complaint((*at, "matmul", i, "dtype"), problem, "Add its peak.")
         yield from _growing((*at, "matmul", i, "m"), table.m)
         yield from _numbers((*at, "matmul", i, "rate"), table.rate, len(table.m), "rate", _MATMUL_RATE, "a matmul")
 

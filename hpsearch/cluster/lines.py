@@ -25,6 +25,8 @@ def line_of_paths(text: str) -> dict[Path, int]:
         if header:
             table = _table_path(header, counts)
             found[table] = line
+            if isinstance(table[-1], int):
+                found.setdefault(table[:-1], line)
             continue
         key = _KEY.match(content) if depth == 0 else None
         if key:
