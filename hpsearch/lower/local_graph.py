@@ -251,7 +251,7 @@ def is_view(target: Any) -> bool:
 RESERVED = (
     frozenset(
         "torch c10d einsum split join cut mask pad trim extent groups coordinate device params buffers inputs saved kept "
-        "tangents stored issued used gradients".split()
+        "tangents given made reduce_loss".split()
     )
     | frozenset(keyword.kwlist)
     | frozenset(dir(builtins))
