@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from hpsearch.cli.screen import show
@@ -32,7 +33,7 @@ def clusters_command(
     show(Text(str(Cluster.load(name, devices=devices))))
 
 
-def listing() -> object:
+def listing() -> Table:
     """The table of what ships, `local` last."""
     made = table("Clusters", "name", "device", "memory", "tiers, devices inside", "numbers by kind", "what it is")
     for name in shipped():

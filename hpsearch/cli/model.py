@@ -31,7 +31,8 @@ def load_graph(model: str, seq_len: int, recipe: str) -> ModelGraph:
 def _of_config(path: Path, seq_len: int, recipe: str) -> ModelGraph:
     from hpsearch.capture import capture_config
 
-    return capture_config(path, seq_len=seq_len, recipe=recipe).graph
+    graph: ModelGraph = capture_config(path, seq_len=seq_len, recipe=recipe).graph
+    return graph
 
 
 def _of_callable(spec: str, seq_len: int, recipe: str) -> ModelGraph:
@@ -67,4 +68,5 @@ def _find(spec: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise typer.BadParameter(f"expected {CALLABLE}, but {spec} is {type(found).__name__}.", param_hint="--model")
-    return found
+    build: Callable[..., Any] = found
+    return build
