@@ -27,6 +27,7 @@ _MATMUL_RATE = (1e5, 1e17)
 _TIME = (1e-7, 3600.0)
 _BUS_SHARE = (0.001, 1.6)
 """Bus bandwidth of a measured curve by the bandwidth of its link; above 1 where switches reduce in flight."""
+_OUTER_LATENCY = 0.5
 _OUTER_SHARE = 1.5
 """An outer tier is rarely faster than the tier inside it, and then by little."""
 
@@ -267,6 +268,14 @@ def _tiers_together(entry: ClusterFile) -> Iterator[Complaint]:
                 f"expected a larger multiple of the {inner.size.value:g} devices of {inner.name!r} above "
                 f"it, but found {outer.size.value:g}", "List tiers from the innermost to the outermost.",
             )  # fmt: skip
+        near, far = (t.latency.value * UNITS["time"][t.latency.unit] for t in (inner, outer))
+        if far < near * _OUTER_LATENCY:
+            yield Complaint(
+                (*at, "latency"),
+                f"expected at least half the {in_unit('time', near)} of {inner.name!r} inside it, but found "
+                f"{in_unit('time', far)}",
+                "Check the units of both; a message to another domain passes the inner links too.",
+            )
         fast, slow = (t.bandwidth.value * UNITS["bandwidth"][t.bandwidth.unit] for t in (outer, inner))
         if fast > slow * _OUTER_SHARE:
             yield Complaint(

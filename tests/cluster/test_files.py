@@ -154,6 +154,9 @@ BROKEN = [
     ('link = "roce"\nbandwidth = { value = 50,', 'link = "ub"\nbandwidth = { value = 900,', 41,
      "tiers[1].bandwidth: expected at most 1.5 times the 450 GB/s of 'node' inside it, but found 900 GB/s. Check the "
      "units of both; 112.5 GB/s is 900 Gbit/s."),
+    ('latency = { value = 5, unit = "us"', 'latency = { value = 500, unit = "ns"', 42,
+     "tiers[1].latency: expected at least half the 3 us of 'node' inside it, but found 0.5 us. Check the units of "
+     "both; a message to another domain passes the inner links too."),
     ('link = "nvlink"', 'link = "nvswitch"', 26,
      "tiers[0].link: expected one of on-package, nvlink, nvlink-bridge, xgmi, ub, hccs, ici, pcie, infiniband, roce, "
      "efa, ethernet, memory, but found 'nvswitch'. Choose the nearest kind."),

@@ -155,6 +155,15 @@ def test_leaving_the_node_costs_more_than_staying(name: str, devices: int) -> No
         assert cluster.collective(kind, nbytes, 4, node).seconds > cluster.collective(kind, nbytes, 4, 1).seconds
 
 
+def test_every_tier_further_out_costs_more() -> None:
+    """Four ranks a die apart, a package apart, a node apart; two ranks a supernode apart."""
+    cluster = Cluster.load("atlas-800-a3", devices=1536)
+    for kind, nbytes in itertools.product(COLLECTIVES, (2**10, 2**20, 2**30)):
+        seconds = [cluster.collective(kind, nbytes, 2, stride).seconds for stride in (1, 2, 16, 768)]
+        assert seconds == sorted(seconds), (kind, nbytes)
+        assert cluster.tier_of(2, 768).name == "fabric"
+
+
 def test_two_tier_all_reduce_of_a_gibibyte() -> None:
     cluster = Cluster.load("h100-sxm-roce400", devices=64)
     inside, both = (cluster.collective("all_reduce", 2**30, size, 1).seconds for size in (8, 64))
