@@ -152,8 +152,8 @@ def _overlap() -> float:
         work.wait()
 
     alone = seconds_of(compute, 0.2)
-    together = seconds_of(both, 0.2)
-    return max(0.0, min(1.0, (communication + alone - together) / min(communication, alone)))
+    hidden = min(communication + alone - seconds_of(both, 0.1) for _ in range(2))  # noise must not look like overlap
+    return max(0.0, min(1.0, hidden / min(communication, alone)))
 
 
 def main() -> None:
