@@ -20,6 +20,9 @@ from hpsearch.plan.names import (
 from hpsearch.plan.plan import Plan
 from hpsearch.plan.schema import CollectiveEntry, ParamEntry
 
+SHOWN = 12
+"""Refused candidates that are printed; the plan file lists more."""
+
 
 def explain(plan: Plan) -> Group:
     """The whole plan: what runs where, what it costs, how good it is."""
@@ -45,7 +48,7 @@ def in_words(plan: Plan) -> str:
     """Two or three sentences in the field's names."""
     job = plan.file.job
     shares = parameter_shares(plan)
-    said = [name if part > 0.9999 else f"{name} for {part:.2%} of the parameters" for name, part in shares]
+    said = [name if part == 1.0 else f"{name} for {_percent(part)} of the parameters" for name, part in shares]
     words = f"{', '.join(said)}. " if said and plan.mesh.data_axes else ""
     if plan.mesh.size("tp") > 1:
         words += f"Tensor parallel over {plan.mesh.size('tp')} devices. "
@@ -61,6 +64,10 @@ def in_words(plan: Plan) -> str:
     if job.fix:
         words += "Pinned: " + ", ".join(f"{key}={value}" for key, value in job.fix.items()) + ". "
     return words.strip()
+
+
+def _percent(part: float) -> str:
+    return "under 0.1 %" if part < 0.001 else f"{part:.1%}"
 
 
 def mesh_table(plan: Plan) -> Table:
@@ -143,8 +150,10 @@ def certificate(plan: Plan) -> list[RenderableType]:
         table = tables.table("Other candidates", "candidate", "verdict", "why")
         for other in proof.runners_up:
             table.add_row(other.candidate, "slower", other.reason)
-        for other in proof.refused:
+        for other in proof.refused[:SHOWN]:
             table.add_row(other.candidate, "refused", other.reason)
+        if len(proof.refused) > SHOWN:
+            table.add_row(f"{len(proof.refused) - SHOWN} more", "refused", "see the plan file")
         parts.append(table)
     return parts
 

@@ -53,5 +53,5 @@ def test_ranks_that_fail_say_why(tmp_path: Path) -> None:
 
     broken = tmp_path / "plan.json"
     broken.write_text(json.dumps({"schema_version": "hpsearch.plan/0"}))
-    with pytest.raises(LaunchError, match="found the older hpsearch.plan/0"):
+    with pytest.raises(LaunchError, match=r"found the older hpsearch\.plan/0"):
         train_on_ranks(broken)
