@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import keyword
 import operator
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,14 +18,12 @@ from torch.utils import _pytree as pytree
 
 from hpsearch.errors import InternalError, LoweringError
 from hpsearch.graph import Call, Op, OpGraph
-from hpsearch.layout import Layout, Mesh, Placement
+from hpsearch.layout import Layout, Mesh
 from hpsearch.lower.localize import localize
 from hpsearch.lower.redistribution import redistribute_value
 from hpsearch.lower.render import Local, render_call
 from hpsearch.lower.statement import LocalValue, Statement
-
-Placements = Mapping[str, Mapping[str, str]]
-"""Step or placeholder name → axis → rule text, as in the plan."""
+from hpsearch.plan.decisions import GraphDecisions
 
 
 @dataclass(frozen=True)
@@ -43,31 +40,21 @@ class LocalGraph:
         return self.values[value].layout
 
 
-@dataclass(frozen=True)
-class Ports:
-    """The layouts in which a block takes its arguments and leaves its results, for one phase."""
+def localize_graph(decisions: GraphDecisions, traced: fx.Graph, mesh: Mesh) -> LocalGraph:
+    """A graph (`decisions.graph` are its facts, `traced` has its arguments) as each rank runs it.
 
-    takes: tuple[Layout, ...]
-    leaves: tuple[Layout, ...]
-
-
-def localize_graph(
-    graph: OpGraph, traced: fx.Graph, placements: Placements, mesh: Mesh, ports: Callable[[Call], Ports]
-) -> LocalGraph:
-    """`graph` (facts) and `traced` (the same graph, with arguments) as each rank runs it under `placements`.
-
-    `ports` answers for the blocks that the graph calls. Raises LoweringError for a cut that is not even.
+    Raises LoweringError for a cut that is not even.
     """
-    work = _Localization(graph, placements, mesh, ports)
+    work = _Localization(decisions, mesh)
     for node in traced.nodes:
         work.visit(node)
-    return LocalGraph(graph, tuple(work.statements), work.values)
+    return LocalGraph(decisions.graph, tuple(work.statements), work.values)
 
 
 class _Localization:
-    def __init__(self, graph: OpGraph, placements: Placements, mesh: Mesh, ports: Callable[[Call], Ports]) -> None:
-        self.graph, self.placements, self.mesh, self.ports = graph, placements, mesh, ports
-        self.steps = {step.name: step for step in graph.steps}
+    def __init__(self, decisions: GraphDecisions, mesh: Mesh) -> None:
+        self.graph, self.decisions, self.mesh = decisions.graph, decisions, mesh
+        self.steps = {step.name: step for step in self.graph.steps}
         self.statements: list[Statement] = []
         self.values: dict[str, LocalValue] = {}
         self.copies: dict[tuple[str, Layout, str], LocalValue] = {}
@@ -76,8 +63,7 @@ class _Localization:
 
     def visit(self, node: fx.Node) -> None:
         if node.op == "placeholder":
-            layout = self._rule(node.name)[1][0]
-            self._define(node.name, node.name, node.meta["val"], layout)
+            self._define(node.name, node.name, node.meta["val"])
         elif node.op == "call_function" and node.target is operator.getitem:
             return  # named where its tuple is made
         elif node.op == "call_function":
@@ -93,34 +79,14 @@ class _Localization:
         elif node.op != "output":
             raise InternalError(f"{self.graph.name}.{node.name}", f"expected a normal-form graph, but found {node.op}")
 
-    def _define(self, node: str, value: str, tensor: torch.Tensor, layout: Layout) -> str:
+    def _define(self, node: str, value: str, tensor: torch.Tensor) -> str:
         """Records what `node` (a traced node's name) leaves on this rank; returns its local name."""
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        layout = self.decisions.made[value]
         self._check_even(node, shape, layout)
         self.values[value] = LocalValue(local_name(node), shape, dtype, layout)
         self.results[node] = value
         return self.values[value].name
-
-    def _rule(self, name: str, inputs: int = 0, outputs: int = 1) -> tuple[list[Layout], list[Layout]]:
-        """Layouts that a step needs of its inputs and leaves in its outputs."""
-        needed: list[dict[str, Placement]] = [{} for _ in range(inputs)]
-        left: list[dict[str, Placement]] = [{} for _ in range(outputs)]
-        texts = self.placements.get(name, {})
-        for axis in self.mesh.names:
-            if axis not in texts:
-                continue
-            before, _, after = texts[axis].partition("->")
-            for side, words in ((needed, before), (left, after)):
-                placements = [Placement.parse(word.strip()) for word in words.split(",") if word.strip()]
-                if len(placements) != len(side):
-                    raise LoweringError(
-                        f"{self.graph.name}.{name} on {axis}",
-                        f"expected {inputs} -> {outputs} placements, but the plan says {texts[axis]!r}",
-                        "The plan was made for another graph; search again.",
-                    )
-                for found, placement in zip(side, placements, strict=True):
-                    found[axis] = placement
-        return [Layout.of(found) for found in needed], [Layout.of(found) for found in left]
 
     def _check_even(self, name: str, shape: tuple[int, ...], layout: Layout) -> None:
         left = list(shape)
@@ -154,16 +120,21 @@ class _Localization:
     def _local_shape(self, value: LocalValue) -> tuple[int, ...]:
         return value.layout.local_shape(value.shape, self.mesh.sizes)
 
+    def _operands(self, step: Op | Call) -> list[LocalValue]:
+        return [self.fetch(read.value, read.layout, step.phase) for read in self.decisions.reads(step)]
+
     def _op(self, node: fx.Node, op: Op) -> None:
-        needed, left = self._rule(op.name, len(op.inputs), len(op.outputs))
-        operands = [self.fetch(v, layout, op.phase) for v, layout in zip(op.inputs, needed, strict=True)]
+        operands = self._operands(op)
         for operand in operands:
             self._check_even(f"{op.name} (operand {operand.name})", operand.shape, operand.layout)
         shapes = [tuple(t.shape) for t in _slots(node) if isinstance(t, torch.Tensor)]
-        outputs = [layout.local_shape(shape, self.mesh.sizes) for shape, layout in zip(shapes, left, strict=True)]
+        outputs = [
+            self.decisions.made[value].local_shape(shape, self.mesh.sizes)
+            for value, shape in zip(op.outputs, shapes, strict=True)
+        ]
         args, kwargs = self._with_names(node, op, operands)
         target, args, kwargs = localize(node.target, args, kwargs, outputs, [self._local_shape(o) for o in operands])
-        names = self._define_results(node, op.outputs, left)
+        names = self._define_results(node, op.outputs)
         left_side = (
             names[0]
             if isinstance(node.meta["val"], torch.Tensor)
@@ -180,10 +151,10 @@ class _Localization:
             )
         )
 
-    def _define_results(self, node: fx.Node, values: tuple[str, ...], layouts: list[Layout]) -> list[str]:
+    def _define_results(self, node: fx.Node, values: tuple[str, ...]) -> list[str]:
         """Local names of the results, one for each slot of the result; `_` where there is no tensor or no reader."""
         if isinstance(node.meta["val"], torch.Tensor):
-            return [self._define(node.name, values[0], node.meta["val"], layouts[0])]
+            return [self._define(node.name, values[0], node.meta["val"])]
         picks: dict[int, list[str]] = {}
         for user in node.users:
             if user.target is operator.getitem:
@@ -194,7 +165,7 @@ class _Localization:
                 names.append("_")
                 continue
             found = picks.get(index, [])
-            names.append(self._define(found[0], values[place], slot, layouts[place]) if found else "_")
+            names.append(self._define(found[0], values[place], slot) if found else "_")
             self.results.update((name, values[place]) for name in found)
             place += 1
         return names
@@ -219,9 +190,8 @@ class _Localization:
 
     def _call(self, node: fx.Node, call: Call) -> None:
         """A block runs in the layouts of its class; what it leaves has the layout of the class's own results."""
-        ports = self.ports(call)
-        operands = [self.fetch(v, layout, call.phase) for v, layout in zip(call.inputs, ports.takes, strict=True)]
-        names = self._define_results(node, call.outputs, list(ports.leaves))
+        operands = self._operands(call)
+        names = self._define_results(node, call.outputs)
         names = [name if name != "_" else f"{node.name}__{i}" for i, name in enumerate(names)]
         self.statements.append(
             Statement(

@@ -15,16 +15,17 @@ from typing import Protocol
 from torch import fx
 
 from hpsearch.errors import LoweringError
-from hpsearch.graph import Call, ModelGraph, OpGraph
+from hpsearch.graph import ModelGraph, OpGraph
 from hpsearch.layout import Layout, Mesh
 from hpsearch.lower.actions import UnitParams, make_actions
 from hpsearch.lower.emit import HEADER, emit_reduce_loss
-from hpsearch.lower.local_graph import LocalGraph, Ports, localize_graph
+from hpsearch.lower.local_graph import LocalGraph, localize_graph
 from hpsearch.lower.parameters import ParamUse, make_slot, make_use, torch_dtype
 from hpsearch.lower.pieces import Outer, Piece, Unit, block_piece, cut_outer
 from hpsearch.lower.program import BufferSlot, InputSlot, ParallelProgram
 from hpsearch.lower.redistribution import redistribute_value
 from hpsearch.plan import Plan
+from hpsearch.plan.decisions import decisions_of
 from hpsearch.plan.schema import ParamEntry
 
 
@@ -43,35 +44,15 @@ def lower(captured: Captured, plan: Plan) -> ParallelProgram:
     Raises LoweringError where the plan does not fit the graph, or cuts an activation unevenly.
     """
     model, mesh = captured.graph, plan.mesh
-    placements = plan.file.placements
-    blocks = {
-        name: localize_graph(graph, captured.fx[name], placements.get(name, {}), mesh, _no_calls)
-        for name, graph in model.blocks.items()
-    }
+    decisions = decisions_of(plan.file, model)
+    local = {name: localize_graph(decided, captured.fx[name], mesh) for name, decided in decisions.items()}
     outer_name = model.outer.name
-    outer = localize_graph(
-        model.outer, captured.fx[outer_name], placements.get(outer_name, {}), mesh, lambda call: _ports(blocks, call)
-    )
-    names = {name: _python_name(name) for name in blocks}
-    pieces = {names[n]: block_piece(names[n], local, _uses(local, model, plan, n)) for n, local in blocks.items()}
+    outer = local.pop(outer_name)
+    names = {name: _python_name(name) for name in local}
+    pieces = {names[n]: block_piece(names[n], block, _uses(block, model, plan, n)) for n, block in local.items()}
     cut = cut_outer(outer, _uses(outer, model, plan, outer_name), names)
     pieces |= cut.pieces
     return _assemble(model, plan, outer, cut, pieces)
-
-
-def _no_calls(call: Call) -> Ports:
-    raise LoweringError(f"call {call.name}", "expected blocks to be called by the outer graph only")
-
-
-def _ports(blocks: Mapping[str, LocalGraph], call: Call) -> Ports:
-    """A block takes what its placeholders hold, and leaves its results as its own ops leave them."""
-    local = blocks[call.block]
-    graph = local.graph
-    if call.phase == "forward":
-        takes, leaves = graph.inputs, graph.outputs
-    else:
-        takes, leaves = graph.tangents, tuple(g for g in graph.input_grads if g is not None)
-    return Ports(tuple(local.layout(v) for v in takes), tuple(local.layout(v) for v in leaves))
 
 
 def _python_name(block: str) -> str:
@@ -120,7 +101,9 @@ def _assemble(
     if len(graph.tangents) != 1:
         raise LoweringError(model.name, f"expected one loss to differentiate, but found {len(graph.tangents)}")
     loss = outer.values[graph.outputs[graph.tangent_of[0]]]
-    loss_statements = redistribute_value(loss, Layout(), mesh, phase="step", what="loss", name="loss__R")
+    loss_statements = redistribute_value(
+        loss, Layout(), mesh, phase="step", what=f"{graph.name}/{graph.outputs[graph.tangent_of[0]]}", name="loss__R"
+    )
     code = [HEADER.format(model=model.name, mesh=mesh), *(p.code for p in pieces.values())]
     code.append(emit_reduce_loss(loss.name, loss_statements))
     tangent = outer.values[graph.tangents[0]]
@@ -129,7 +112,7 @@ def _assemble(
         mesh=mesh,
         recipe=model.recipe,
         params=tuple(make_slot(p, plan.parameter(p.fqn), model.recipe) for p in model.params.values()),
-        inputs=tuple(_input_slot(outer, name, mesh) for name in graph.inputs),
+        inputs=tuple(_input_slot(outer, i.name, v, mesh) for i, v in zip(model.inputs, graph.inputs, strict=True)),
         buffer_slots=_buffers(outer, cut.units, pieces, prefixes, model),
         loss_reduction=model.loss_reduction,
         micro_batches=plan.file.job.micro_batches,
@@ -210,8 +193,8 @@ def _last_reads(units: Sequence[Unit]) -> tuple[frozenset[str], ...]:
     return tuple(reversed(found))
 
 
-def _input_slot(outer: LocalGraph, name: str, mesh: Mesh) -> InputSlot:
-    value = outer.values[name]
+def _input_slot(outer: LocalGraph, name: str, value_name: str, mesh: Mesh) -> InputSlot:
+    value = outer.values[value_name]
     local = value.layout.local_shape(value.shape, mesh.sizes)
     return InputSlot(name, value.shape, torch_dtype(value.dtype), value.layout, local)
 

@@ -102,6 +102,18 @@ class ParallelProgram:
         name = local if unit.instance < 0 else f"{self.prefixes[unit.instance]}.{local}"
         return self.canonical.get(name, name)
 
+    def slot(self, fqn: str) -> ParamSlot:
+        return self._slots[fqn]
+
+    @cached_property
+    def _slots(self) -> dict[str, ParamSlot]:
+        return {slot.fqn: slot for slot in self.params}
+
+    def runs_again(self, unit: Unit) -> bool:
+        """Whether the forward of a block runs again in this unit, a backward."""
+        graph = self.pieces[unit.piece].graph
+        return unit.phase == "backward" and unit.instance >= 0 and self.recompute.get(graph) == "full"
+
     def __str__(self) -> str:
         lines = [f"{self.name} on {self.mesh}, {self.recipe}: actions of one micro-batch"]
         return "\n".join([*lines, *(f"  {action}" for action in self.actions)])

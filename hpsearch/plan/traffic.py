@@ -79,12 +79,12 @@ def gather_passes(file: PlanFile, model: ModelGraph, entry: ParamEntry) -> int:
 
 
 def _loss(file: PlanFile, placed: GraphDecisions, mesh: Mesh, seconds: Seconds) -> Iterator[CollectiveEntry]:
-    """The loss is returned whole on every rank: summed over the axes on which it is an addend."""
+    """The loss is returned whole on every rank: summed once a step over the axes on which it is an addend."""
     rows = file.job.global_batch // file.job.micro_batches
     name = placed.graph.outputs[0]
     value = placed.graph.values[name]
     for c in redistribute(value.shape(rows), ITEM_BYTES[value.dtype], placed.made[name], Layout(), mesh.sizes):
-        yield _entry(c, "step", f"{placed.graph.name}/{name}", value.dtype, file.job.micro_batches, seconds)
+        yield _entry(c, "step", f"{placed.graph.name}/{name}", value.dtype, 1, seconds)
 
 
 def _entry(c: Collective, phase: str, what: str, dtype: str, calls: int, seconds: Seconds) -> CollectiveEntry:

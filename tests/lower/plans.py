@@ -96,7 +96,8 @@ def _choose(
     legal = []
     for rule in graph.rules_of(op):
         reachable = all(
-            is_reachable(values[graph.name, v]["tp"], Placement.parse(t)) for v, t in zip(op.inputs, rule[0], strict=True)
+            is_reachable(values[graph.name, v]["tp"], Placement.parse(t))
+            for v, t in zip(op.inputs, rule[0], strict=True)
         )
         if reachable and _even(graph, op, rule, mesh, rows, by_axis):
             legal.append(rule)
@@ -155,9 +156,7 @@ def _file(model, mesh, rows, texts, layouts, stored, residency, reduce, micro_ba
         parameters=tuple(params),
         placements=texts,
         collectives=(),
-        predicted=PredictedEntry(
-            step_s=1, compute_s=1, communication_s=0, exposed_s=0, bytes={}, peak_bytes=1
-        ),
+        predicted=PredictedEntry(step_s=1, compute_s=1, communication_s=0, exposed_s=0, bytes={}, peak_bytes=1),
         certificate=CertificateEntry(
             status="optimal", objective_s=1, bound_s=1, gap=0, space="", considered=1, solved=1, pruned=0, refused=()
         ),

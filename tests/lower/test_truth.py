@@ -47,7 +47,10 @@ def check(
     def work(rank: int, bound: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         params = {n: cut(state[n].detach(), s.stored, program.mesh, rank) for n, s in slots.items()}
         micro = [
-            [cut(t, s.layout, program.mesh, rank) for t, s in zip(captured.batch.flatten(b), program.inputs, strict=True)]
+            [
+                cut(t, s.layout, program.mesh, rank)
+                for t, s in zip(captured.batch.flatten(b), program.inputs, strict=True)
+            ]
             for b in batches
         ]
         alone = bound.forward(params, buffers, micro[0])
@@ -62,7 +65,9 @@ def check(
         assert set(grads) == {n for n, s in slots.items() if s.trainable}
         for name, grad in grads.items():
             whole = state[name].grad
-            wanted = cut(torch.zeros_like(state[name]) if whole is None else whole, slots[name].stored, program.mesh, rank)
+            wanted = cut(
+                torch.zeros_like(state[name]) if whole is None else whole, slots[name].stored, program.mesh, rank
+            )
             assert grad.shape == wanted.shape, name
             scale = 1.0 if whole is None else float(whole.abs().max()) or 1.0
             worst = max(worst, float((grad - wanted).abs().max()) / scale if grad.numel() else 0.0)
