@@ -230,6 +230,17 @@ def test_published_multi_node_figures() -> None:
     assert gathered == pytest.approx(255 / 256 * 2**31 / 200e9, rel=0.1)
 
 
+def test_published_figure_of_three_a100_nodes() -> None:
+    """3 nodes of 8 A100 with four HDR200 HCAs a node: all_reduce peaks at 96 GB/s bus bandwidth
+    (https://github.com/NVIDIA/nccl-tests/issues/119)."""
+    cluster = Cluster.load("a100-sxm-selene", devices=24)
+    node, fabric = cluster.tiers
+    shared = dataclasses.replace(cluster, tiers=(node, dataclasses.replace(fabric, bytes_per_s=12.5e9)))
+    seconds = shared.collective("all_reduce", 2**33, 24, 1).seconds
+    measured = 2 * 23 / 24 * 2**33 / 96e9
+    assert measured < seconds < 1.2 * measured
+
+
 def test_a_two_rank_group_with_one_rank_a_host_pays_the_slow_link(toy: Cluster) -> None:
     """https://github.com/meta-pytorch/autoparallel/pull/527: 1 GiB, 50 GB/s outside, is 21.5 ms and not 2.4 ms."""
     tiers = (Tier("node", 8, "nvlink", 450e9, 1e-6), Tier("fabric", 16, "roce", 50e9, 1e-6))
