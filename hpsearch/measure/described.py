@@ -68,7 +68,7 @@ def _device(memory_bytes: int, measured: dict[str, Any]) -> DeviceEntry:
 
 def _smallest_s(measured: dict[str, Any]) -> float:
     """Seconds of the smallest collective; of one launch where no group exists."""
-    return min((curve["seconds"][0] for curve in measured["curves"]), default=measured["launch_s"])
+    return float(min((curve["seconds"][0] for curve in measured["curves"]), default=measured["launch_s"]))
 
 
 def _tier(devices: int, measured: dict[str, Any]) -> TierEntry:
