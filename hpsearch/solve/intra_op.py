@@ -39,7 +39,6 @@ the tolerances.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,51 +54,62 @@ class Draft:
 
     cost: list[Reals] = field(default_factory=list)
     upper: list[Reals] = field(default_factory=list)
-    integer: list[bool] = field(default_factory=list)
     columns: int = 0
     row_lower: list[Reals] = field(default_factory=list)
     row_upper: list[Reals] = field(default_factory=list)
+    rows: int = 0
     row_of: list[Indices] = field(default_factory=list)
     column_of: list[Indices] = field(default_factory=list)
     value_of: list[Reals] = field(default_factory=list)
-    rows: int = 0
 
-    def variables(self, cost: Reals, *, upper: float = 1.0, integer: bool = False) -> Indices:
+    def variables(self, cost: Reals, upper: float = 1.0) -> Indices:
         """New variables in [0, upper] with these costs; their columns."""
         first, self.columns = self.columns, self.columns + len(cost)
         self.cost.append(cost)
         self.upper.append(np.full(len(cost), upper))
-        self.integer.extend([integer] * len(cost))
         return np.arange(first, self.columns)
 
-    def constraints(self, lower: Reals, upper: Reals) -> Indices:
-        """New empty rows with these limits; their positions."""
-        first, self.rows = self.rows, self.rows + len(lower)
-        self.row_lower.append(lower)
-        self.row_upper.append(upper)
-        return np.arange(first, self.rows)
+    def constraints(self, count: int, lower: float, upper: float) -> int:
+        """New empty rows with these limits; the position of the first."""
+        first, self.rows = self.rows, self.rows + count
+        self.row_lower.append(np.full(count, lower))
+        self.row_upper.append(np.full(count, upper))
+        return first
 
-    def entries(self, rows: Indices, columns: Indices, values: Reals | float) -> None:
+    def entries(self, rows: Indices, columns: Indices, values: Reals) -> None:
         self.row_of.append(rows)
         self.column_of.append(columns)
-        self.value_of.append(np.broadcast_to(np.asarray(values, dtype=float), rows.shape))
+        self.value_of.append(values)
 
-    def finish(self) -> LinearProgram:
-        row, column, value = join(self.row_of, np.intp), join(self.column_of, np.intp), join(self.value_of, float)
+    def ones(self, rows: Indices, columns: Indices, value: float) -> None:
+        self.entries(rows, columns, np.full(len(rows), value))
+
+    def finish(self, integers: int) -> LinearProgram:
+        """The program; its first `integers` variables are the integer ones."""
+        row, column, value = np.concatenate(self.row_of), np.concatenate(self.column_of), np.concatenate(self.value_of)
         order = np.lexsort((column, row))
         return LinearProgram(
-            cost=join(self.cost, float),
+            cost=np.concatenate(self.cost),
             lower=np.zeros(self.columns),
-            upper=join(self.upper, float),
-            integer=np.asarray(self.integer, dtype=bool),
-            row_lower=join(self.row_lower, float),
-            row_upper=join(self.row_upper, float),
+            upper=np.concatenate(self.upper),
+            integer=np.arange(self.columns) < integers,
+            row_lower=np.concatenate(self.row_lower),
+            row_upper=np.concatenate(self.row_upper),
             entries=(row[order], column[order], value[order]),
         )
 
 
-def join(pieces: list[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=dtype)
+@dataclass(frozen=True, eq=False)
+class WrittenTable:
+    """Where a table stands in the program: classes of its ends, and the e of each pair of classes."""
+
+    ends: tuple[int, int]
+    classes: tuple[Indices, Indices]
+    shape: tuple[int, int]
+    flat: Indices
+    """Position i * J + j of the pairs that are possible."""
+    edge: Indices
+    """Their columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +119,7 @@ class IntraOpProgram:
     program: LinearProgram
     column: dict[int, Indices]
     """Of x[n, s], by node and position of the state."""
+    tables: tuple[WrittenTable, ...]
     scale: float
     """Program costs are problem costs times this, without `constant`."""
     constant: float
@@ -132,114 +143,124 @@ def write(form: Pairwise) -> IntraOpProgram:
     scale = 1.0 / largest_cost(form)
     draft = Draft()
     column, constant = add_states(draft, form, scale)
+    states = draft.columns
+    tables = []
     for (a, b), table in form.tables.items():
-        left, right, classes = merge_equal(table)
-        add_table(draft, (column[a], left), (column[b], right), classes * scale)
+        left, right, costs = merge_equal(table)
+        tables.append(add_table(draft, column, (a, b), (left, right), costs * scale))
     for flow in form.shared:
         add_copies(draft, form, flow, column, scale)
-    for position, limit in enumerate(form.limits):
-        add_row(draft, form, column, position, float(limit))
-    for position in range(len(form.weights)):
-        add_hinge(draft, form, column, position, scale)
-    return IntraOpProgram(draft.finish(), column, scale, constant)
+    add_coupling(draft, form, column, scale)
+    return IntraOpProgram(draft.finish(states), column, tuple(tables), scale, constant)
 
 
 def largest_cost(form: Pairwise) -> float:
-    """The largest spread of any cost that a single choice makes, to a power of two so that scaling is exact."""
-    tables = [*form.tables.values(), *(flow.weight * flow.price for flow in form.shared)]
-    spread = [float(u.max() - u.min()) for u in form.unary.values()]
-    spread += [float(t[np.isfinite(t)].max(initial=0.0)) for t in tables]
+    """The largest cost or spread of costs that a single choice makes, up to a power of two: scaling is then exact."""
+    largest = max((float(u.max() - u.min()) for u in form.unary.values()), default=0.0)
+    for table in (*form.tables.values(), *(flow.weight * flow.price for flow in form.shared)):
+        largest = max(largest, float(np.where(np.isinf(table), 0.0, table).max()))
     rows = len(form.limits)
-    spread += [float((form.weights * np.ptp(c[rows:], axis=1)).max(initial=0.0)) for c in form.coupling.values()]
-    return float(2.0 ** np.ceil(np.log2(max([*spread, 0.0]) or 1.0)))
+    for amounts in form.coupling.values() if len(form.weights) else ():
+        largest = max(largest, float((form.weights * np.ptp(amounts[rows:], axis=1)).max()))
+    return float(2.0 ** np.ceil(np.log2(largest or 1.0)))
 
 
 def merge_equal(table: Reals) -> tuple[Indices, Indices, Reals]:
     """Class of each row, class of each column, and the table over classes: equal rows and columns merged."""
     left, kept = classes_of(table)
-    right, also = classes_of(table.T[:, kept])
-    return left, right, table[np.ix_(kept, also)]
+    table = table if len(kept) == len(table) else table[kept]
+    right, also = classes_of(table.T)
+    return left, right, table if len(also) == table.shape[1] else table[:, also]
 
 
 def classes_of(vectors: Reals) -> tuple[Indices, list[int]]:
     """Class of each vector (equal ones share it) and the first member of each class."""
     seen: dict[bytes, int] = {}
-    kept: list[int] = []
-    classes = np.empty(len(vectors), dtype=np.intp)
-    for position, vector in enumerate(np.ascontiguousarray(vectors)):
-        classes[position] = seen.setdefault(vector.tobytes(), len(kept))
-        if classes[position] == len(kept):
-            kept.append(position)
-    return classes, kept
+    text = vectors.tobytes()
+    width = len(text) // len(vectors)
+    classes = [seen.setdefault(text[at : at + width], len(seen)) for at in range(0, len(text), width)]
+    kept = [classes.index(c) for c in range(len(seen))]
+    return np.array(classes), kept
 
 
 def add_states(draft: Draft, form: Pairwise, scale: float) -> tuple[dict[int, Indices], float]:
     """Binary x[n, s], and (1); columns by node, and the constant that was taken out of the costs."""
     columns, constant = {}, form.constant
-    for node, unary in form.unary.items():
+    first = draft.constraints(len(form.unary), 1.0, 1.0)
+    for row, (node, unary) in enumerate(form.unary.items()):
         least = float(unary.min())
         constant += least
-        columns[node] = draft.variables((unary - least) * scale, integer=True)
-        one = np.ones(1)
-        draft.entries(np.repeat(draft.constraints(one, one), len(unary)), columns[node], 1.0)
+        columns[node] = draft.variables((unary - least) * scale)
+        draft.ones(np.full(len(unary), first + row), columns[node], 1.0)
     return columns, constant
 
 
-def add_table(draft: Draft, a: tuple[Indices, Indices], b: tuple[Indices, Indices], costs: Reals) -> Indices:
-    """e[i, j] with its costs and (2), (3); an end is (columns of its states, their classes). Columns; -1: impossible."""
-    where = np.nonzero(np.isfinite(costs))
-    edge = np.full(costs.shape, -1)
-    edge[where] = draft.variables(costs[where])
-    for (column, classes), layout, count in zip((a, b), where, costs.shape, strict=True):
-        zero = np.zeros(count)
-        rows = draft.constraints(zero, zero)
-        draft.entries(rows[layout], edge[where], 1.0)
-        draft.entries(rows[classes], column, -1.0)
-    return edge
+def add_table(
+    draft: Draft,
+    column: dict[int, Indices],
+    ends: tuple[int, int],
+    classes: tuple[Indices, Indices],
+    costs: Reals,
+) -> WrittenTable:
+    """e[i, j] with its costs and (2), (3); `classes` of the states at each end index the rows and columns of costs."""
+    flat = np.flatnonzero(np.isfinite(costs))
+    edge = draft.variables(costs.ravel()[flat])
+    height, width = costs.shape
+    made = draft.constraints(height + width, 0.0, 0.0)
+    read = made + height
+    i, j = np.divmod(flat, width)
+    draft.ones(i + made, edge, 1.0)
+    draft.ones(j + read, edge, 1.0)
+    draft.ones(classes[0] + made, column[ends[0]], -1.0)
+    draft.ones(classes[1] + read, column[ends[1]], -1.0)
+    return WrittenTable(ends, classes, (height, width), flat, edge)
 
 
 def add_copies(draft: Draft, form: Pairwise, flow: Flow, column: dict[int, Indices], scale: float) -> None:
     """z[p, l], which carries the price once, and (4) for each reader."""
     made = flow.producer_class[form.labels[flow.producer]]
-    where = np.nonzero(np.isfinite(flow.price))
-    copies = draft.variables(flow.price[where] * (flow.weight * scale))
-    free = np.where(np.isfinite(flow.price), 0.0, np.inf)
+    possible = np.isfinite(flow.price)
+    copies = draft.variables(flow.price[possible] * (flow.weight * scale))
+    free = np.where(possible, 0.0, np.inf)
     for node, classes in flow.consumers:
-        edge = add_table(draft, (column[flow.producer], made), (column[node], classes[form.labels[node]]), free)
-        rows = draft.constraints(np.zeros(len(copies)), np.full(len(copies), np.inf))
-        draft.entries(rows, copies, 1.0)
-        draft.entries(rows, edge[where], -1.0)
+        written = add_table(draft, column, (flow.producer, node), (made, classes[form.labels[node]]), free)
+        rows = draft.constraints(len(copies), 0.0, np.inf) + np.arange(len(copies))
+        draft.ones(rows, copies, 1.0)
+        draft.ones(rows, written.edge, -1.0)
 
 
-def add_row(draft: Draft, form: Pairwise, column: dict[int, Indices], position: int, limit: float) -> None:
-    """(5), divided by its largest spread, least coefficients moved right."""
-    unit, least = unit_and_least(form, position)
-    row = draft.constraints(np.array([-np.inf]), np.array([(limit - least) / unit]))
-    add_coefficients(draft, form, column, position, row, 1.0 / unit)
+def add_coupling(draft: Draft, form: Pairwise, column: dict[int, Indices], scale: float) -> None:
+    """All rows and hinges, each less the least that every node gives it."""
+    if not form.coupling:
+        return
+    columns = np.concatenate([column[node] for node in form.coupling])
+    least = sum(amounts.min(axis=1) for amounts in form.coupling.values())
+    shifted = np.concatenate([a - a.min(axis=1, keepdims=True) for a in form.coupling.values()], axis=1)
+    unit = shifted.max(axis=1)
+    unit[unit == 0] = 1.0
+    rows = len(form.limits)
+    for position, amounts in enumerate(shifted / unit[:, None]):
+        present = np.flatnonzero(amounts)
+        if position < rows:
+            limit = (form.limits[position] - least[position]) / unit[position]
+            row = add_row(draft, float(limit))
+        else:
+            hinge = position - rows
+            offset = (form.offsets[hinge] + least[position]) / unit[position]
+            price = form.weights[hinge] * unit[position] * scale
+            row = add_hinge(draft, float(offset), float(price), float(amounts.sum()))
+            amounts = -amounts
+        draft.entries(np.full(len(present), row), columns[present], amounts[present])
 
 
-def add_hinge(draft: Draft, form: Pairwise, column: dict[int, Indices], hinge: int, scale: float) -> None:
-    """y with its cost and (6), in the unit of its largest spread."""
-    position = len(form.limits) + hinge
-    unit, least = unit_and_least(form, position)
-    exposed = draft.variables(np.array([form.weights[hinge] * unit * scale]), upper=np.inf)
-    row = draft.constraints(np.array([(form.offsets[hinge] + least) / unit]), np.array([np.inf]))
-    draft.entries(row, exposed, 1.0)
-    add_coefficients(draft, form, column, position, row, -1.0 / unit)
+def add_row(draft: Draft, limit: float) -> int:
+    """(5), empty: the row's position."""
+    return draft.constraints(1, -np.inf, limit)
 
 
-def unit_and_least(form: Pairwise, position: int) -> tuple[float, float]:
-    """The largest difference that one node makes to a coupling term, and the least that all nodes give it."""
-    amounts: Iterable[Reals] = [coefficients[position] for coefficients in form.coupling.values()]
-    unit = max((float(np.ptp(a)) for a in amounts), default=0.0)
-    return unit or 1.0, sum(float(a.min()) for a in amounts)
-
-
-def add_coefficients(
-    draft: Draft, form: Pairwise, column: dict[int, Indices], position: int, row: Indices, factor: float
-) -> None:
-    """Σ_n Σ_s (a_n[s] - min a_n)·factor·x[n, s] into one row."""
-    for node, coefficients in form.coupling.items():
-        shifted = (coefficients[position] - coefficients[position].min()) * factor
-        present = np.flatnonzero(shifted)
-        draft.entries(np.repeat(row, len(present)), column[node][present], shifted[present])
+def add_hinge(draft: Draft, offset: float, price: float, most: float) -> int:
+    """y with its price, and (6) without the states: the row's position. y never exceeds `most` + offset."""
+    exposed = draft.variables(np.array([price]), max(0.0, most + offset))
+    row = draft.constraints(1, offset, np.inf)
+    draft.ones(np.array([row]), exposed, 1.0)
+    return row

@@ -8,10 +8,11 @@ form a star, so the relaxation over it is the convex hull of the flow: nothing t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpsearch.solve.problem import Flow, Indices, Problem, Reals
 
@@ -65,6 +66,18 @@ class Pairwise:
     held: frozenset[int] = frozenset()
     trail: list[Removed] = field(default_factory=list)
 
+    def copy(self) -> Pairwise:
+        """An independent form; arrays are shared, since no step writes into one."""
+        return replace(
+            self,
+            unary=dict(self.unary),
+            labels=dict(self.labels),
+            coupling=dict(self.coupling),
+            tables=dict(self.tables),
+            near={node: dict(around) for node, around in self.near.items()},
+            trail=list(self.trail),
+        )
+
     def table(self, a: int, b: int) -> Reals:
         """The table between two neighbours, [states of a, states of b]."""
         return self.tables[a, b] if a < b else self.tables[b, a].T
@@ -103,6 +116,20 @@ class Pairwise:
         rows = len(self.limits)
         self.limits = self.limits - amounts[:rows]
         self.offsets = self.offsets + amounts[rows:]
+
+    def keep_terms(self, keep: NDArray[np.bool_]) -> None:
+        """Only these rows and hinges remain: [terms] of bool."""
+        rows = len(self.limits)
+        self.limits = self.limits[keep[:rows]]
+        self.offsets, self.weights = self.offsets[keep[rows:]], self.weights[keep[rows:]]
+        self.coupling = {node: amounts[keep] for node, amounts in self.coupling.items()}
+
+    def settle_constant(self, node: int) -> None:
+        """A node whose states all give the same to every term no longer couples anything."""
+        amounts = self.coupling[node]
+        if (amounts == amounts[:, :1]).all():
+            self.move_coupling(amounts[:, 0])
+            del self.coupling[node]
 
     def remember(self, node: int) -> None:
         """Put a node on the trail, as it stands, before it goes."""

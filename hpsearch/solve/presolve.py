@@ -2,6 +2,8 @@
 
 Each step keeps at least one optimum and leaves the way back on the form's trail:
 
+    `settle`        a row or hinge that cannot bind goes, one that binds for certain is a cost, a state too large for
+                    a row is dropped
     `support`       drop states that are forbidden or have no finite partner across a table (arc consistency)
     `fix`           a node with one state left becomes a constant of its neighbours, rows and hinges
     `separate`      a table a_i + b_j is two unary costs and no table
@@ -32,9 +34,13 @@ def presolve(form: Pairwise) -> bool:
     doubtful = set(form.near)
     unsure = set(form.near)
     while shrinkable or doubtful:
-        lost = support(form, unsure)
+        loosened = settle(form)
+        if loosened is None:
+            return False
+        lost = support(form, unsure | loosened)
         if lost is None:
             return False
+        lost |= loosened
         shrinkable |= lost
         unsure = set()
         if shrinkable:
@@ -48,6 +54,48 @@ def presolve(form: Pairwise) -> bool:
                     unsure |= {node, *form.near[node]}
             shrinkable, doubtful = unsure.copy(), unsure.copy()
     return True
+
+
+def settle(form: Pairwise) -> set[int] | None:
+    """Decide the rows and hinges that bounds decide; the nodes that this touched, None when a row cannot be kept."""
+    if not form.coupling:
+        return set() if (form.limits >= 0).all() else None
+    nodes = list(form.coupling)
+    low = np.stack([form.coupling[n].min(axis=1) for n in nodes])
+    high = np.stack([form.coupling[n].max(axis=1) for n in nodes])
+    least, most, rows = low.sum(axis=0), high.sum(axis=0), len(form.limits)
+    spare = form.limits - least[:rows]
+    if (spare < 0).any():
+        return None
+    touched: set[int] = set()
+    for node, own in zip(nodes, low, strict=True):
+        fits = (form.coupling[node][:rows] - own[:rows, None] <= spare[:, None]).all(axis=0)
+        if not fits.all():
+            form.keep_states(node, fits)
+            touched.add(node)
+    always = form.offsets + least[rows:] >= 0
+    binding = np.concatenate([most[:rows] > form.limits, ~always & (form.offsets + most[rows:] > 0)])
+    if not binding.all():
+        add_certain(form, always)
+        form.keep_terms(binding)
+        touched |= set(nodes)
+    else:
+        nodes = [n for n, a, b in zip(nodes, low, high, strict=True) if (a == b).all()]
+        touched |= set(nodes)
+    for node in nodes:
+        form.settle_constant(node)
+    return touched
+
+
+def add_certain(form: Pairwise, always: NDArray[np.bool_]) -> None:
+    """Hinges that are never below zero cost what they are: unary costs of their nodes."""
+    rows = len(form.limits)
+    weights = np.where(always, form.weights, 0.0)
+    if not always.any():
+        return
+    form.constant += float(weights @ form.offsets)
+    for node, amounts in form.coupling.items():
+        form.unary[node] = form.unary[node] + (weights[:, None] * amounts[rows:]).sum(axis=0)
 
 
 def support(form: Pairwise, unsure: Iterable[int]) -> set[int] | None:

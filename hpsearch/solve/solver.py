@@ -1,60 +1,158 @@
-"""`solve`: the exact optimum of a `Problem`, or an honest gap."""
+"""`solve`: the exact optimum of a `Problem`, or an honest gap.
+
+In this order, the first that settles it:
+
+1. Without rows and hinges and narrow enough: elimination, exact.
+2. Presolve; what it leaves without rows and hinges, again by elimination if narrow enough.
+3. The linear relaxation of the integer program (intra_op.py). Integral: optimum and proof.
+4. The core: only states whose proven extra cost lies within an allowance above the bound, presolved again and solved
+   as an integer program. Its optimum U settles the whole problem once U - bound <= allowance; else that difference is
+   the next allowance, and the last.
+
+Ties: elimination and presolve take the lowest state among equals, node by node in a fixed order; HiGHS runs one
+thread with a fixed seed. The result is a function of the problem's arrays and their order alone.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hpsearch.errors import InternalError
-from hpsearch.solve import intra_op, mathopt
+from hpsearch.solve import core, intra_op, mathopt
+from hpsearch.solve.elimination import eliminate
 from hpsearch.solve.pairwise import Pairwise, pairwise_form
 from hpsearch.solve.presolve import presolve
 from hpsearch.solve.problem import Problem, Row, Solution
 
 INF = float("inf")
+FIRST_ALLOWANCE = 1e-3
+"""The first core holds states within this fraction of the bound: a few times the gaps seen on joint graphs."""
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One call of `solve`: the question, the clock, and which steps were taken."""
+
+    problem: Problem
+    deadline: float
+    upper_bound: float
+    steps: list[str] = field(default_factory=list)
+    stats: dict[str, float] = field(default_factory=dict)
+
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def infeasible(self) -> Solution:
+        return Solution(None, INF, INF, 0.0, "infeasible", "+".join(self.steps), self.stats)
+
+    def found(self, choice: tuple[int, ...] | None, bound: float, *, proven: bool) -> Solution:
+        """A choice priced by the definition, with what is proven about it."""
+        objective = self.problem.evaluate(choice) if choice is not None else INF
+        bound = min(bound, objective)
+        method = "+".join(self.steps)
+        if bound > self.upper_bound:
+            return Solution(None, INF, bound, INF, "cut off", method, self.stats)
+        if proven and np.isfinite(objective):
+            return Solution(choice, objective, bound, 0.0, "optimal", method, self.stats)
+        if not np.isfinite(objective):
+            return Solution(None, INF, bound, INF, "stopped", method, self.stats)
+        gap = (objective - bound) / abs(objective) if objective else INF
+        return Solution(choice, objective, bound, gap, "feasible", method, self.stats)
 
 
 def solve(problem: Problem, *, time_limit_s: float = 60.0, upper_bound: float = INF) -> Solution:
     """The cheapest choice with proof; may stop as soon as every choice is known to cost more than `upper_bound`."""
-    deadline = time.monotonic() + time_limit_s
+    attempt = Attempt(problem, time.monotonic() + time_limit_s, upper_bound)
     form = pairwise_form(problem)
+    direct = by_elimination(attempt, form)
+    if direct is not None:
+        return direct
+    attempt.steps.append("presolve")
     if not presolve(form):
-        return Solution(None, INF, INF, 0.0, "infeasible", "presolve")
+        return attempt.infeasible()
+    attempt.stats |= {"nodes_left": len(form.near), "states_left": sum(map(len, form.unary.values()))}
+    return by_elimination(attempt, form) or by_program(attempt, form)
+
+
+def by_elimination(attempt: Attempt, form: Pairwise) -> Solution | None:
+    """Steps 1 and 2; None when the form has rows or hinges or is too wide."""
+    if form.coupling or form.shared:
+        return None
+    least = eliminate(form)
+    if least is None:
+        return None
+    if form.near:
+        attempt.steps.append("elimination")
+    value, positions = least
+    if not np.isfinite(value) or (form.limits < 0).any():
+        return attempt.infeasible()
+    choice = form.restore(positions, len(attempt.problem))
+    return attempt.found(choice, INF, proven=True)
+
+
+def by_program(attempt: Attempt, form: Pairwise) -> Solution:
+    """Steps 3 and 4."""
+    attempt.steps.append("lp")
     written = intra_op.write(form)
-    relaxed = mathopt.minimise(written.program, integral=False, time_limit_s=time_limit_s)
+    attempt.stats |= {"variables": len(written.program.cost), "constraints": len(written.program.row_lower)}
+    relaxed = mathopt.minimise(written.program, integral=False, time_limit_s=attempt.left_s())
     if relaxed.status == "infeasible":
-        return Solution(None, INF, INF, 0.0, "infeasible", "presolve+lp")
-    bound = written.cost(relaxed.bound)
-    if bound > upper_bound:
-        return Solution(None, INF, bound, INF, "cut off", "presolve+lp")
-    if relaxed.status == "optimal" and relaxed.values is not None and not written.fractional(relaxed.values):
-        choice = form.restore(written.positions(relaxed.values), len(problem))
-        objective = problem.evaluate(choice)
-        if np.isfinite(objective):
-            return Solution(choice, objective, min(bound, objective), 0.0, "optimal", "presolve+lp")
-    left = max(deadline - time.monotonic(), 0.01)
-    answer = mathopt.minimise(written.program, integral=True, time_limit_s=left)
-    return finish(problem, form, written, answer, upper_bound)
+        return attempt.infeasible()
+    if relaxed.status != "optimal" or relaxed.values is None or relaxed.row_duals is None:
+        return attempt.found(None, written.cost(0.0), proven=False)
+    floor = core.floor_from_duals(written, relaxed.row_duals)
+    attempt.stats |= {"lp_bound": floor.bound, "fractional": written.fractional(relaxed.values)}
+    if floor.bound > attempt.upper_bound:
+        return attempt.found(None, floor.bound, proven=False)
+    if not written.fractional(relaxed.values):
+        choice = form.restore(written.positions(relaxed.values), len(attempt.problem))
+        if np.isfinite(attempt.problem.evaluate(choice)):
+            return attempt.found(choice, floor.bound, proven=True)
+    return by_core(attempt, form, floor)
 
 
-def finish(
-    problem: Problem, form: Pairwise, written: intra_op.IntraOpProgram, answer: mathopt.Answer, upper_bound: float
-) -> Solution:
-    """The integer answer as a solution, priced by the definition."""
+def by_core(attempt: Attempt, form: Pairwise, floor: core.Floor) -> Solution:
+    """Step 4: cores of growing allowance, each an integer program."""
+    attempt.steps.append("mip")
+    most = max(float(extra.max()) for extra in floor.extra.values())
+    allowance = FIRST_ALLOWANCE * abs(floor.bound)
+    best: tuple[int, ...] | None = None
+    cost, bound = INF, floor.bound
+    for attempt.stats["cores"] in range(1, 100):
+        allowance = min(allowance, attempt.upper_bound - floor.bound)
+        choice, core_bound, settled = solve_core(attempt, core.restrict(form, floor, allowance))
+        outside = floor.bound + allowance if allowance < most else INF
+        bound = max(bound, min(core_bound, outside))
+        if choice is not None and attempt.problem.evaluate(choice) < cost:
+            best, cost = choice, attempt.problem.evaluate(choice)
+        if not settled:
+            return attempt.found(best, bound, proven=False)
+        if cost <= outside:
+            return attempt.infeasible() if best is None and outside == INF else attempt.found(best, cost, proven=True)
+        if outside > attempt.upper_bound:
+            return attempt.found(None, outside, proven=False)
+        allowance = cost - floor.bound if best is not None else 8 * allowance
+    raise InternalError("solve", "expected the core to settle, but it did not", "Please report this problem.")
+
+
+def solve_core(attempt: Attempt, form: Pairwise) -> tuple[tuple[int, ...] | None, float, bool]:
+    """Best choice of a core, its bound, and whether that is final (False: out of time)."""
+    if not presolve(form):
+        return None, INF, True
+    if not form.coupling and not form.shared:
+        least = eliminate(form)
+        if least is not None:
+            return form.restore(least[1], len(attempt.problem)), least[0], True
+    written = intra_op.write(form)
+    attempt.stats["core_variables"] = len(written.program.cost)
+    answer = mathopt.minimise(written.program, integral=True, time_limit_s=attempt.left_s())
     if answer.status == "infeasible":
-        return Solution(None, INF, INF, 0.0, "infeasible", "presolve+mip")
-    bound = written.cost(answer.bound)
-    choice = form.restore(written.positions(answer.values), len(problem)) if answer.values is not None else None
-    objective = problem.evaluate(choice) if choice is not None else INF
-    bound = min(bound, objective)
-    if bound > upper_bound:
-        return Solution(None, INF, bound, INF, "cut off", "presolve+mip")
-    if answer.status == "optimal" and np.isfinite(objective):
-        return Solution(choice, objective, bound, 0.0, "optimal", "presolve+mip")
-    gap = (objective - bound) / abs(objective) if np.isfinite(objective) and objective else INF
-    return Solution(choice if np.isfinite(objective) else None, objective, bound, gap, "feasible", "presolve+mip")
+        return None, INF, True
+    choice = form.restore(written.positions(answer.values), len(attempt.problem)) if answer.values is not None else None
+    return choice, written.cost(answer.bound), answer.status == "optimal"
 
 
 def least(problem: Problem, row_name: str) -> Solution:
