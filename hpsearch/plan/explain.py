@@ -12,9 +12,10 @@ from hpsearch.layout import Layout
 from hpsearch.plan import tables, units
 from hpsearch.plan.names import (
     AXIS_WORDS,
+    activations_cut_over_tp,
     data_parallel_name,
     parameter_shares,
-    sequence_parallel_blocks,
+    share_cut_over_tp,
     tensor_parallel_name,
 )
 from hpsearch.plan.plan import Plan
@@ -51,9 +52,7 @@ def in_words(plan: Plan) -> str:
     said = [name if part == 1.0 else f"{name} for {_percent(part)} of the parameters" for name, part in shares]
     words = f"{', '.join(said)}. " if said and plan.mesh.data_axes else ""
     if plan.mesh.size("tp") > 1:
-        words += f"Tensor parallel over {plan.mesh.size('tp')} devices. "
-        for block, placement in sequence_parallel_blocks(plan):
-            words += f"Between {block} modules activations are cut ({placement}) over tp: sequence parallel. "
+        words += _tensor_parallel_words(plan)
     plural = "es" if job.micro_batches > 1 else ""
     words += (
         f"A step takes {job.global_batch} rows in {job.micro_batches} micro-batch{plural} of {plan.micro_batch_rows} "
@@ -66,8 +65,18 @@ def in_words(plan: Plan) -> str:
     return words.strip()
 
 
+def _tensor_parallel_words(plan: Plan) -> str:
+    degree, cut = plan.mesh.size("tp"), share_cut_over_tp(plan)
+    words = f"Tensor parallel over {degree} devices"
+    words += f", {_percent(cut)} of the parameters cut. " if cut else ", but every parameter is used whole. "
+    for block, placement in activations_cut_over_tp(plan):
+        kind = "sequence parallel" if placement == "S1" else placement
+        words += f"Activations arrive at {block} cut over tp ({kind}). "
+    return words
+
+
 def _percent(part: float) -> str:
-    return "under 0.1 %" if part < 0.001 else f"{part:.1%}"
+    return "all" if part == 1.0 else "under 0.1 %" if part < 0.001 else f"{part:.1%}"
 
 
 def mesh_table(plan: Plan) -> Table:
@@ -102,8 +111,8 @@ def memory_table(plan: Plan) -> Table:
 
 
 def parameter_table(plan: Plan) -> Table:
-    with_tp = plan.mesh.size("tp") > 1
-    names = ("parameter", "shape", "×", "stored", "used", *(("tp",) if with_tp else ()), "data")
+    with_tp, with_data = plan.mesh.size("tp") > 1, bool(plan.mesh.data_axes)
+    names = ("parameter", "shape", "×", "stored", "used", *(("tp",) * with_tp), *(("data",) * with_data))
     table = tables.table("Parameters", *names)
     for entry in plan.file.parameters:
         table.add_row(
@@ -113,7 +122,7 @@ def parameter_table(plan: Plan) -> Table:
             entry.stored,
             entry.used,
             *((tensor_parallel_name(entry, plan.file.parameters),) if with_tp else ()),
-            data_parallel_name(entry, plan.mesh.axes),
+            *((data_parallel_name(entry, plan.mesh.axes),) if with_data else ()),
         )
     return table
 

@@ -61,16 +61,29 @@ def parameter_shares(plan: Plan) -> list[tuple[str, float]]:
     return [(name, count / total) for name, count in shares.most_common()]
 
 
-def sequence_parallel_blocks(plan: Plan) -> list[tuple[str, str]]:
+def share_cut_over_tp(plan: Plan) -> float:
+    """How much of the model's elements is used in pieces over tp."""
+    sizes = [(prod(p.shape) * p.count, Layout.parse(p.used)["tp"].is_shard) for p in plan.file.parameters]
+    return sum(count for count, cut in sizes if cut) / (sum(count for count, _ in sizes) or 1)
+
+
+def activations_cut_over_tp(plan: Plan) -> list[tuple[str, str]]:
     """Block classes whose activations arrive cut over tp, with the placement: `LlamaDecoderLayer`, `S1`."""
     found = []
     blocks = dict.fromkeys(entry.graph for entry in plan.file.parameters if entry.graph != "outer")
     for block in blocks:
+        params = {_placeholder(entry.local) for entry in plan.file.parameters if entry.graph == block}
+        placed = plan.file.placements.get(block, {})
         arrivals = [
             rules["tp"].removeprefix("->")
-            for rules in plan.file.placements.get(block, {}).values()
-            if rules.get("tp", "").startswith("->S")
+            for name, rules in placed.items()
+            if name not in params and not name.startswith("tangent_") and rules.get("tp", "").startswith("->S")
         ]
         if arrivals:
             found.append((block, min(arrivals)))
     return found
+
+
+def _placeholder(local: str) -> str:
+    """How a captured graph calls the placeholder of a parameter."""
+    return "".join(char if char.isalnum() else "_" for char in local)

@@ -13,6 +13,7 @@ from hpsearch.errors import PlanError
 from hpsearch.files import atomic_write
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import Layout, Mesh, MeshAxis
+from hpsearch.plan.consistency import check_consistency
 from hpsearch.plan.fingerprint import check_model
 from hpsearch.plan.legality import check_legality
 from hpsearch.plan.patterns import matches
@@ -118,6 +119,7 @@ class Plan:
         check_legality(file, subject)
         if model is not None:
             check_model(file, model, subject)
+            check_consistency(file, model, subject)
         if cluster is not None:
             check_cluster(file, cluster, subject)
         return Plan(file)

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.plan.sample import plan_file
 
 from hpsearch.plan import Plan
+from tests.plan.sample import plan_file
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpsearch.graph import Call, Input, ModelGraph, Op, OpGraph, Param, Value
+from hpsearch.graph import Call, Input, ModelGraph, Op, OpGraph, Param, Rule, Value
 from hpsearch.plan import (
     SCHEMA,
     AxisEntry,
@@ -27,13 +27,19 @@ def value(name: str, *dims: int, rows: bool = False, dtype: str = "float32", rol
     )
 
 
+def rules(*texts: str) -> tuple[tuple[Rule, ...], ...]:
+    """One table of rules, for every op of a graph."""
+    sides = [[tuple(side.split(",")) for side in text.split("->")] for text in texts]
+    return (tuple((left, right) for left, right in sides),)
+
+
 def op(name: str, target: str, inputs: tuple[str, ...], outputs: tuple[str, ...], phase: str = "forward") -> Op:
     return Op(name, target, inputs, outputs, phase, "matmul", 0, (0, 1))
 
 
 def block(width: int) -> OpGraph:
     values = [
-        value("w", width, width, role="param"),
+        value("proj_weight", width, width, role="param"),
         value("x", 8, width, rows=True, role="input"),
         value("y", 8, width, rows=True),
         value("dy", 8, width, rows=True, role="tangent"),
@@ -41,15 +47,15 @@ def block(width: int) -> OpGraph:
         value("dw", width, width),
     ]
     steps = (
-        op("mm", "hpsearch.einsum", ("x", "w"), ("y",)),
-        op("mm_x", "hpsearch.einsum", ("dy", "w"), ("dx",), "backward"),
+        op("mm", "hpsearch.einsum", ("x", "proj_weight"), ("y",)),
+        op("mm_x", "hpsearch.einsum", ("dy", "proj_weight"), ("dx",), "backward"),
         op("mm_w", "hpsearch.einsum", ("dy", "x"), ("dw",), "backward"),
     )
     return OpGraph(
         name="Layer",
         values={v.name: v for v in values},
         steps=steps,
-        params={"proj.weight": "w"},
+        params={"proj.weight": "proj_weight"},
         buffers={},
         inputs=("x",),
         outputs=("y",),
@@ -57,7 +63,7 @@ def block(width: int) -> OpGraph:
         tangent_of=(0,),
         input_grads=("dx",),
         param_grads={"proj.weight": "dw"},
-        rule_tables=(((("R", "R"), ("R",)),),),
+        rule_tables=rules("S0,R->S0", "R,S0->S2", "S2,S0->P", "S0,S0->P", "S2,R->S0"),
     )
 
 
@@ -89,7 +95,7 @@ def model(layers: int = 2, width: int = 16, prefix: str = "layers") -> ModelGrap
         tangent_of=(0,),
         input_grads=(None,),
         param_grads={"embed.weight": "dtable"},
-        rule_tables=(((("R", "R"), ("R",)),),),
+        rule_tables=rules("R,S0->S0", "S0,S0->P"),
     )
     fqns = ["embed.weight", *(f"{prefix}.{i}.proj.weight" for i in range(layers))]
     shapes = [(32, width), *((width, width) for _ in range(layers))]
@@ -147,9 +153,14 @@ def plan_file() -> PlanFile:
             param(layer, "Layer", "proj.weight", (16, 16), 2, "tp:S0"),
         ),
         placements={
-            "outer": {"embedding": {"dp_shard": "R,S0->S0"}, "ids": {"dp_shard": "->S0"}},
+            "outer": {
+                "embedding": {"dp_shard": "R,S0->S0"},
+                "ids": {"dp_shard": "->S0"},
+                "embedding_back": {"dp_shard": "S0,S0->P"},
+            },
             "Layer": {
                 "x": {"dp_shard": "->S0"},
+                "proj_weight": {"tp": "->S0"},
                 "mm": {"dp_shard": "S0,R->S0", "tp": "R,S0->S2"},
                 "mm_x": {"dp_shard": "S0,R->S0", "tp": "S2,S0->P"},
                 "mm_w": {"dp_shard": "S0,S0->P", "tp": "S2,R->S0"},

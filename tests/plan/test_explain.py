@@ -29,10 +29,21 @@ def edited(plan: Plan, **job: Any) -> Plan:
 
 def test_a_plan_is_said_in_words(plan: Plan) -> None:
     assert in_words(plan) == (
-        "FSDP (ZeRO-3). Tensor parallel over 2 devices. A step takes 8 rows in 2 micro-batches of 4 rows "
-        "(2 a device), recipe fp32, adamw. No recomputation. Pinned: tp=2."
+        "FSDP (ZeRO-3). Tensor parallel over 2 devices, 50.0% of the parameters cut. A step takes 8 rows in 2 "
+        "micro-batches of 4 rows (2 a device), recipe fp32, adamw. No recomputation. Pinned: tp=2."
     )
     assert "Activations are recomputed in backward in Layer." in in_words(edited(plan, recompute={"Layer": "full"}))
+
+
+def test_activations_cut_over_tp_are_told_from_parameters(plan: Plan) -> None:
+    from hpsearch.plan.names import activations_cut_over_tp
+
+    assert activations_cut_over_tp(plan) == []
+    layer = plan.file.placements["Layer"] | {"x": {"dp_shard": "->S0", "tp": "->S1"}, "tangent_0": {"tp": "->S1"}}
+    file = plan.file.model_copy(update={"placements": plan.file.placements | {"Layer": layer}})
+    cut = Plan(file)
+    assert activations_cut_over_tp(cut) == [("Layer", "S1")]
+    assert "Activations arrive at Layer cut over tp (sequence parallel)." in in_words(cut)
 
 
 def test_the_explanation_holds_every_fact(plan: Plan) -> None:

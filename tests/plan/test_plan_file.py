@@ -230,6 +230,24 @@ def test_the_fingerprint_does_not_depend_on_rows_or_source_lines() -> None:
     assert model_fingerprint(model(layers=3)) != model_fingerprint(graph)
 
 
+MISFITS = [
+    (put("placements", "Layer", "mm", "tp", value="S0,S0->S0"), "placements.Layer.mm.tp: hpsearch.einsum cannot run as 'S0,S0->S0'. Its rules: R,S0->S2, S0,R->S0, S0,S0->P, S2,R->S0, S2,S0->P."),
+    (put("placements", "Layer", "mm", "tp", value="R->R"), "placements of Layer.mm, axis tp: expected 2 inputs and 1 outputs, but 'R->R' has 1 and 1. The plan was made for another graph; search again."),
+    (put("parameters", 1, "used", value="R"), "p.json: parameter layers.*.proj.weight, used: R, but the placements make proj_weight as tp:S0. Edit both, or search again with `hpsearch plan` and --fix."),
+    (put("parameters", 1, "gradient", value="dp_shard:P"), "p.json: parameter layers.*.proj.weight, gradient: dp_shard:P, but the placements make dw as tp:S0 dp_shard:P."),
+    (put("inputs", 0, "layout", value="R"), "p.json: input input_ids: layout R, but the placements bring ids as dp_shard:S0."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "message"), MISFITS)
+def test_an_edit_that_the_model_cannot_take_is_refused(plan: Plan, edit: Any, message: str) -> None:
+    tree = json.loads(plan.content)
+    edit(tree)
+    with pytest.raises(PlanError) as error:
+        Plan.from_bytes(json.dumps(tree).encode(), "p.json", model())
+    assert message in str(error.value)
+
+
 def test_a_parameter_nobody_has_is_answered_with_near_names(plan: Plan) -> None:
     assert plan.parameter("layers.1.proj.weight").count == 2
     with pytest.raises(PlanError, match=r"layers.1.fc.weight: the plan has no such parameter.*layers.\*.proj.weight"):

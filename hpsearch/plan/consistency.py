@@ -1,0 +1,67 @@
+"""Do the decisions of a plan fit the model that it is for? What hand edits can break, once the fingerprint agrees.
+
+Every operation must run by a rule of its table (anything else would compute something else), and the file says some
+layouts twice: a parameter's used layout and gradient, an input's layout. They must agree with the placements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpsearch.errors import PlanError
+from hpsearch.graph import ModelGraph, Op, OpGraph
+from hpsearch.layout import Layout
+from hpsearch.plan.decisions import GraphDecisions, decisions_of
+from hpsearch.plan.schema import PlanFile
+
+Fault = tuple[str, str]
+AS_THE_OPERATION = "Edit both, or search again with `hpsearch plan` and --fix."
+
+
+def check_consistency(file: PlanFile, model: ModelGraph, subject: str) -> None:
+    """Raises PlanError with the first placement that the model cannot take or that another field contradicts."""
+    decisions = decisions_of(file, model)
+    for faults in (_rules(file, model), _parameters(file, decisions), _inputs(file, decisions[model.outer.name])):
+        for problem, remedy in faults:
+            raise PlanError(subject, problem, remedy)
+
+
+def _rules(file: PlanFile, model: ModelGraph) -> Iterator[Fault]:
+    for graph, _ in model.pieces():
+        placed = file.placements.get(graph.name, {})
+        for op in graph.ops:
+            for axis, text in placed.get(op.name, {}).items():
+                yield from _rule(graph, op, axis, text)
+
+
+def _rule(graph: OpGraph, op: Op, axis: str, text: str) -> Iterator[Fault]:
+    legal = {f"{','.join(inputs)}->{','.join(outputs)}" for inputs, outputs in graph.rules_of(op)}
+    if text not in legal and set(text) - set("R,->"):
+        listed = ", ".join(sorted(legal)[:8]) + (", …" if len(legal) > 8 else "")
+        problem = f"placements.{graph.name}.{op.name}.{axis}: {op.target} cannot run as {text!r}"
+        yield problem, f"Its rules: {listed or 'only whole tensors'}."
+
+
+def _parameters(file: PlanFile, decisions: dict[str, GraphDecisions]) -> Iterator[Fault]:
+    for entry in file.parameters:
+        placed = decisions[entry.graph]
+        graph = placed.graph
+        said = [("used", entry.used, graph.params[entry.local])]
+        grad = graph.param_grads.get(entry.local)
+        if grad is not None:
+            said.append(("gradient", entry.gradient, grad))
+        for field, text, value in said:
+            made = placed.made[value]
+            if Layout.parse(text) != made:
+                problem = f"parameter {entry.pattern}, {field}: {text}, but the placements make {value} as {made}"
+                yield problem, AS_THE_OPERATION
+
+
+def _inputs(file: PlanFile, outer: GraphDecisions) -> Iterator[Fault]:
+    for entry, value in zip(file.inputs, outer.graph.inputs, strict=True):
+        made = outer.made[value]
+        if Layout.parse(entry.layout) != made:
+            yield (
+                f"input {entry.name}: layout {entry.layout}, but the placements bring {value} as {made}",
+                AS_THE_OPERATION,
+            )
