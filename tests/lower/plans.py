@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from hpsearch.graph import ModelGraph, Op, OpGraph, Rule, Value
 from hpsearch.layout import Layout, Mesh, Placement, path
+from hpsearch.layout.mesh import SPLIT_ORDER
 from hpsearch.layout.redistribute import is_reachable
 from hpsearch.plan import (
     SCHEMA,
@@ -25,6 +26,8 @@ from hpsearch.strategy import propagate_all
 
 Held = dict[tuple[str, str], str]
 """(graph, value) → placement text of a placeholder on the free axis."""
+Stored = Callable[[str, tuple[int, ...], Layout], Layout]
+"""(FQN, shape, used layout) → layout at rest."""
 Choose = Callable[[OpGraph, Op, list[Rule]], Rule]
 
 
@@ -33,7 +36,7 @@ def make_plan(
     mesh: Mesh,
     rows: int,
     *,
-    stored: Callable[[str, tuple[int, ...], Layout], Layout] = lambda fqn, shape, used: used,
+    stored: Stored = lambda fqn, shape, used: used,
     held: Held | None = None,
     choose: Choose | None = None,
     residency: str = "micro_batch",
@@ -78,6 +81,16 @@ def make_plan(
             }
     layouts = {key: Layout(tuple((a, p[a]) for a in order if a in p)) for key, p in values.items()}
     return Plan(_file(model, mesh, rows, texts, layouts, stored, residency, reduce, micro_batches, recompute or {}))
+
+
+def cut_at_rest(*axes: str, dim: int = 0) -> Stored:
+    """Stored as used, and `dim` cut over `axes` besides, evenly or not."""
+
+    def stored(fqn: str, shape: tuple[int, ...], used: Layout) -> Layout:
+        found = dict(used) | {axis: Placement.parse(f"S{dim}") for axis in axes if dim < len(shape)}
+        return Layout(tuple((axis, found[axis]) for axis in SPLIT_ORDER if axis in found))
+
+    return stored
 
 
 def _data(placement: Placement, mesh: Mesh) -> dict[str, Placement]:

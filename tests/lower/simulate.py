@@ -1,7 +1,7 @@
 """All ranks of a program in one process, one thread each; collectives meet at a board under a lock.
 
-Only the transport is simulated: the emitted text, the executor and every local op are the real ones. What
-`torch.ops._c10d_functional` promises is restated here in plain torch; tests/lower/test_gloo.py holds the real one to it.
+Only the transport is simulated: the emitted text, the executor and every local op are the real ones.
+What `torch.ops._c10d_functional` promises is restated here in plain torch; test_gloo.py holds the real one to it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Board:
             post[rank] = (what, tensor.clone())
             self.turn.notify_all()
             met = self.turn.wait_for(lambda: len(post) == len(group) or self.failed, timeout=60)
-        assert met and not self.failed, f"rank {rank} was left alone in {what} {key}"
+        assert met, f"rank {rank} waited too long in {what} {key}"
+        assert not self.failed, f"rank {rank} was left alone in {what} {key}"
         assert len({w for w, _ in post.values()}) == 1, f"ranks disagree: {post}"
         return [post[r][1] for r in group]
 
@@ -79,23 +80,32 @@ class Collectives:
 
 def run_ranks(program: ParallelProgram, work: Callable[[int, Bound], Any]) -> list[Any]:
     """`work(rank, bound)` on every rank of the program's mesh; results by rank. The first failure is raised."""
-    board, mesh = Board(), program.mesh
-    results: list[Any] = [None] * mesh.num_ranks
+
+    def bind(rank: int, collectives: Collectives) -> Any:
+        groups = {axis: program.mesh.group(axis, rank) for axis in program.mesh.names}
+        bound = program.bind(groups, program.mesh.coordinate(rank), "cpu")
+        bound.functions["c10d"] = collectives
+        return work(rank, bound)
+
+    return on_ranks(program.mesh.num_ranks, bind)
+
+
+def on_ranks(count: int, work: Callable[[int, Collectives], Any]) -> list[Any]:
+    """`work(rank, collectives)` in one thread for each rank; results by rank. The first failure is raised."""
+    board = Board()
+    results: list[Any] = [None] * count
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            groups = {axis: mesh.group(axis, rank) for axis in mesh.names}
-            bound = program.bind(groups, mesh.coordinate(rank), "cpu")
-            bound.functions["c10d"] = Collectives(board, rank)
-            results[rank] = work(rank, bound)
-        except BaseException as error:  # noqa: BLE001  the main thread raises it
+            results[rank] = work(rank, Collectives(board, rank))
+        except BaseException as error:
             errors.append(error)
             with board.turn:
                 board.failed = True
                 board.turn.notify_all()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(mesh.num_ranks)]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
