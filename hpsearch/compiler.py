@@ -16,8 +16,8 @@ from hpsearch.capture import capture
 from hpsearch.lower import lower
 from hpsearch.plan import Plan
 from hpsearch.run import Built, ParallelModule
-from hpsearch.run.batch import Batch, normal
-from hpsearch.run.choose import Given, Where, choose_plan
+from hpsearch.run.batch import Batch, normal, rows_of
+from hpsearch.run.choose import Given, Where, check_plan, choose_plan
 from hpsearch.run.launch import together
 from hpsearch.search import search
 
@@ -66,9 +66,10 @@ def pipeline(
     plan: Plan | None = None,
 ) -> Built:
     """From a model and a global batch to the program that every rank runs; under `plan` if it is chosen already."""
-    capture_at = partial(capture, model, normal(batch, global_batch), loss=loss, recipe=recipe)
-    captured = together("capture", capture_at)
-    plan = plan or choose_plan(given, captured.graph, cluster, partial(find, global_batch=captured.rows))
-    captured = together("capture", partial(capture_at, rows=plan.micro_batch_rows))
-    program = together("lowering", partial(lower, captured, plan))
-    return Built(captured.graph, plan, program, batch)
+    whole = normal(batch, global_batch)
+    trace = partial(capture, model, whole, loss=loss, recipe=recipe)
+    found = plan or choose_plan(given, cluster, lambda on: find(trace().graph, on, global_batch=rows_of(whole)))
+    captured = together("capture", partial(trace, rows=found.micro_batch_rows))
+    checked = plan or check_plan(found, captured.graph, cluster, given)
+    program = together("lowering", partial(lower, captured, checked))
+    return Built(captured.graph, checked, program, whole)

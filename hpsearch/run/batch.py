@@ -28,14 +28,20 @@ def normal(batch: Batch, rows: int | None = None) -> Batch:
 
     Raises BatchError if it should have `rows` rows and does not.
     """
-    if rows is not None:
-        found = next((t.shape[0] for t in leaves(batch).values() if t.dim()), 0)
-        if found != rows:
-            problem = f"expected the global batch of {rows} rows, but found {found}"
-            raise BatchError("first batch", problem, "Every rank passes the whole global batch first.")
+    if rows is not None and rows_of(batch) != rows:
+        problem = f"expected the global batch of {rows} rows, but found {rows_of(batch)}"
+        raise BatchError("first batch", problem, "Every rank passes the whole global batch first.")
     if isinstance(batch, Mapping):
         return dict(batch)
     return (batch,) if isinstance(batch, torch.Tensor) else tuple(batch)
+
+
+def rows_of(batch: Batch) -> int:
+    """Rows of a batch: dim 0 of its first tensor that has dims, as capture counts them."""
+    found = [tensor.shape[0] for tensor in leaves(batch).values() if tensor.dim()]
+    if not found:
+        raise BatchError("batch", "expected at least one tensor with rows, but found none", "Pass tensors.")
+    return int(found[0])
 
 
 def leaves(batch: Batch) -> dict[str, torch.Tensor]:
@@ -126,7 +132,7 @@ def wrong_shape(leaf: Leaf, found: tuple[int, ...], pieces: int, why: str = "") 
     return BatchError(
         f"batch leaf {leaf.name}",
         f"expected local shape {list(leaf.local_shape(pieces))}{share}, but found {list(found)}{why}",
-        f"Cut the global batch {list(leaf.shape)} by parallel.local_rows(batch), or draw rows by parallel.sampler(...).",
+        f"Cut the global batch {list(leaf.shape)} by parallel.local_rows(batch), or draw rows by parallel.sampler(…).",
     )
 
 

@@ -14,19 +14,36 @@ from hpsearch.run.launch import agree, is_first, num_processes, start, together
 
 Where = Cluster | str | os.PathLike[str] | None
 Given = Plan | str | os.PathLike[str] | None
-Find = Callable[[ModelGraph, Cluster], Plan]
+Find = Callable[[Cluster], Plan]
 
 
-def choose_plan(given: Given, graph: ModelGraph, cluster: Where, find: Find) -> Plan:
-    """The plan for `graph`, equal on every rank. Collective under a launcher; on one process alone otherwise.
+def choose_plan(given: Given, cluster: Where, find: Find) -> Plan:
+    """The plan, equal on every rank. Collective under a launcher; on one process alone otherwise.
 
-    A plan that was given must be made for this model, and for `cluster` if one was named. Raises LaunchError on every
-    rank when the ranks differ, PlanError when the plan is for something else.
+    Raises LaunchError on every rank when the ranks were given different ones.
     """
     start()
     content = together("plan", lambda: _content(given))
-    agreed = agree(content, lambda: find(graph, _cluster(cluster)).content)
-    return together("plan", lambda: _read(agreed, given, graph, cluster))
+    agreed = agree(content, lambda: find(_cluster(cluster)).content)
+    return together("plan", lambda: Plan.from_bytes(agreed, _subject(given)))
+
+
+def check_plan(plan: Plan, graph: ModelGraph, cluster: Where, given: Given) -> Plan:
+    """`plan` again, after making sure that it is for this model, and for `cluster` if one was named. Collective.
+
+    Raises PlanError with the first difference.
+    """
+    # Only rank 0 looks at the cluster: a `local` one is what that rank's machine measured.
+    against = cluster if given is not None and cluster is not None and is_first() else None
+
+    def read() -> Plan:
+        return Plan.from_bytes(plan.content, _subject(given), graph, None if against is None else _cluster(against))
+
+    return together("plan", read)
+
+
+def _subject(given: Given) -> str:
+    return "plan" if given is None or isinstance(given, Plan) else str(given)
 
 
 def _content(given: Given) -> bytes | None:
@@ -36,13 +53,6 @@ def _content(given: Given) -> bytes | None:
         return Path(given).read_bytes()
     except OSError as error:
         raise PlanError(str(given), f"cannot be read: {error.strerror or error}", "Is it the right path?") from None
-
-
-def _read(content: bytes, given: Given, graph: ModelGraph, cluster: Where) -> Plan:
-    subject = "plan" if given is None or isinstance(given, Plan) else str(given)
-    # Only rank 0 looks at the cluster: a `local` one is what that rank's machine measured.
-    against = _cluster(cluster) if given is not None and cluster is not None and is_first() else None
-    return Plan.from_bytes(content, subject, graph, against)
 
 
 def _cluster(cluster: Where) -> Cluster:

@@ -17,7 +17,7 @@ TIMEOUT_S = 120
 
 
 class RankPool:
-    """`run("tests.end_to_end.jobs:train", ranks=4, **arguments)` calls the function on ranks 0…3; results in rank order."""
+    """`run("package.module:function", ranks=4, **arguments)` calls it on ranks 0…3; results in rank order."""
 
     def __init__(self, size: int) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
