@@ -53,6 +53,11 @@ class CostTable:
         return update_s(storage, self.cluster, self.job, self.mesh)
 
     @property
+    def least_parts_s(self) -> float:
+        """A lower bound on seconds: every node in its cheapest state, redistribution and exposure left out."""
+        return sum(float(u.min()) for u in self.problem.unary)
+
+    @property
     def least_parts_bytes(self) -> float:
         """A lower bound on memory: every node in the state that needs least, its neighbours ignored."""
         row = self.problem.rows[0]

@@ -53,6 +53,7 @@ class Certificate:
     bound_s: float
     considered: int
     solved: int
+    pruned: int
     refused: tuple[Refusal, ...]
     lost: tuple[tuple[float, str], ...]
     """(seconds, label) of candidates that were not chosen."""
@@ -207,7 +208,7 @@ def _certificate(found: Found, certificate: Certificate) -> CertificateEntry:
         space=SPACE,
         considered=certificate.considered,
         solved=certificate.solved,
-        pruned=certificate.considered - certificate.solved - len(certificate.refused),
+        pruned=certificate.pruned,
         refused=refused,
         runners_up=tuple(Refusal(candidate=label, reason=f"{seconds:.6g} s") for seconds, label in lost),
     )

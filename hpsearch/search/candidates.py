@@ -41,7 +41,8 @@ class Branch:
 def with_tiers(mesh: Mesh, cluster: Cluster) -> Mesh:
     """The mesh with each axis told the outermost tier that its groups span."""
     axes = tuple(
-        type(axis)(axis.name, axis.size, axis.stride, cluster.tier_of(axis.size, axis.stride).name) for axis in mesh.axes
+        type(axis)(axis.name, axis.size, axis.stride, cluster.tier_of(axis.size, axis.stride).name)
+        for axis in mesh.axes
     )
     return Mesh(axes)
 

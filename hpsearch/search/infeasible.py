@@ -17,9 +17,7 @@ def why_infeasible(
 ) -> InfeasibleError:
     """The error to raise when no candidate fits."""
     limit = usable_bytes(cluster)
-    subject = (
-        f"{model.name} ({model.num_params / 1e9:.2f}e9 parameters) on {cluster.devices} x {cluster.device.name}"
-    )
+    subject = f"{model.name} ({model.num_params / 1e9:.2f}e9 parameters) on {cluster.devices} x {cluster.device.name}"
     if nearest is None:
         reasons = "; ".join(f"{r.candidate}: {r.reason}" for r in refused[:3])
         return InfeasibleError(subject, f"no candidate is left ({reasons})", "Loosen --fix.")

@@ -9,7 +9,6 @@ from hpsearch.cluster import Cluster
 from hpsearch.cost import CostTable
 from hpsearch.cost.cost_table import saved_bytes
 
-
 RESERVE = 0.10
 """Share of a device's memory that plans leave alone: allocator fragmentation, communicator and runtime buffers.
 Published runs of a peer reserve 8-22 % more than they allocate (Mist, EuroSys'25, tables of tuned plans)."""

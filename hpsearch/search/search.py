@@ -1,9 +1,9 @@
 """From a model's facts and a cluster to a plan with a proven bound.
 
-A *branch* is a mesh and a set of recomputed blocks; its candidates are micro-batch counts. Leaving out the memory limit
-gives each candidate a lower bound in milliseconds; when that relaxed optimum fits, it is the candidate's optimum.
-Candidates are taken best bound first and solved exactly until no bound is below the best plan found: then it is
-optimal over the space (`candidates.SPACE`) for this cost model, and the remaining candidates are pruned by proof.
+A *branch* is a mesh and a set of recomputed blocks; its candidates are micro-batch counts. Every op in its cheapest
+state, with all redistribution and all exposure left out, is a lower bound of a candidate. Candidates are taken best
+bound first and solved exactly until no bound is below the best plan found: then that plan is optimal over the space
+(`candidates.SPACE`) for this cost model, and the remaining candidates are pruned by proof.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hpsearch.search.fix import Fix, parse_fix
 from hpsearch.search.infeasible import why_infeasible
 from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
-from hpsearch.search.workspace import workspace_bytes
-from hpsearch.solve import Problem, solve
+from hpsearch.search.workspace import peak, row
+from hpsearch.solve import Row, solve
 from hpsearch.strategy import SearchSpace, enumerate_space, propagate_all
 
 Progress = Callable[[str, int, int], None]
@@ -41,7 +41,6 @@ class _Entry:
     order: int
     table: CostTable = field(compare=False)
     label: str = field(compare=False)
-    relaxed: tuple[int, ...] = field(compare=False)
 
 
 @dataclass
@@ -60,6 +59,7 @@ class _Search:
     lost: list[tuple[float, str]] = field(default_factory=list)
     considered: int = 0
     solved: int = 0
+    pruned: int = 0
     best: Found | None = None
     nearest: CostTable | None = None
     """The candidate whose parts need least memory, for the message when nothing fits."""
@@ -99,7 +99,9 @@ def search(
     bound_s = _best_first(state, queue)
     if state.best is None:
         raise why_infeasible(graph, cluster, state.nearest, state.fix, state.refused)
-    certificate = Certificate(bound_s, state.considered, state.solved, tuple(state.refused), tuple(state.lost))
+    certificate = Certificate(
+        bound_s, state.considered, state.solved, state.pruned, tuple(state.refused), tuple(state.lost)
+    )
     return plan_of(graph, cluster, state.best, certificate, state.fix)
 
 
@@ -143,11 +145,11 @@ def _bounds(state: _Search, candidates: list[tuple[Branch, int]]) -> list[_Entry
             reason = f"needs at least {needed / 1e9:.1f} GB a device, {limit / 1e9:.1f} GB are there"
             state.refused.append(Refusal(candidate=label, reason=reason))
             continue
-        relaxed = solve(replace(table.problem, rows=()))
-        if relaxed.choice is None:
+        bound_s = table.least_parts_s
+        if bound_s == float("inf"):
             state.refused.append(Refusal(candidate=label, reason="no layout satisfies the pins"))
             continue
-        heapq.heappush(queue, _Entry(relaxed.bound, order, table, label, relaxed.choice))
+        heapq.heappush(queue, _Entry(bound_s, order, table, label))
     return queue
 
 
@@ -159,6 +161,7 @@ def _best_first(state: _Search, queue: list[_Entry]) -> float:
         best_s = state.best.objective_s if state.best else float("inf")
         if entry.bound_s >= best_s or (time.monotonic() > state.deadline_s and state.best):
             bound_s = min(bound_s, entry.bound_s)
+            state.pruned = len(queue) + 1
             state.lost += sorted((e.bound_s, f"{e.label}: at least") for e in [entry, *queue])[:3]
             break
         found, proven_s = _solve(state, entry)
@@ -173,29 +176,33 @@ def _best_first(state: _Search, queue: list[_Entry]) -> float:
 
 
 def _solve(state: _Search, entry: _Entry) -> tuple[Found | None, float]:
-    """The candidate's optimum within the memory that its own workspace leaves, and its proven lower bound."""
+    """The candidate's optimum within memory, and its proven lower bound.
+
+    Memory at the moment of the largest workspace becomes a row of its own when the optimum does not fit there. Copies
+    made for a redistribution are not in that row; where only they break the limit, it is tightened, and the gap to the
+    last untightened bound tells what that may have cost.
+    """
     state.solved += 1
     limit = float(usable_bytes(state.cluster))
-    proven_s, allowed, choice = entry.bound_s, limit, entry.relaxed
     best_s = state.best.objective_s if state.best else float("inf")
-    for attempt in range(4):
-        problem = _limited(entry.table.problem, allowed)
-        if problem.rows[0].total(choice) > allowed:
-            solution = solve(problem, upper_bound=best_s)
-            if attempt == 0:
-                proven_s = max(proven_s, solution.bound)
-            if solution.choice is None:
-                what = "costs more than the best plan" if solution.status == "cut off" else "does not fit in memory"
-                state.refused.append(Refusal(candidate=entry.label, reason=what))
-                return None, proven_s
-            choice = solution.choice
-        workspace = workspace_bytes(entry.table, choice)
-        if problem.rows[0].total(choice) + workspace <= limit:
-            return Found(entry.table, choice, problem.evaluate(choice), entry.label, workspace), proven_s
-        allowed = min(allowed, limit - workspace) * (1 - 0.01 * attempt)
+    rows: dict[str, Row] = {}
+    proven_s, tightened, allowed = entry.bound_s, False, limit
+    for _ in range(12):
+        limited = [replace(r, limit=allowed) for r in rows.values()]
+        problem = replace(entry.table.problem, rows=(*entry.table.problem.rows, *limited))
+        solution = solve(problem, upper_bound=best_s)
+        if not tightened:
+            proven_s = max(proven_s, solution.bound)
+        if solution.choice is None:
+            if solution.status != "cut off":
+                state.refused.append(Refusal(candidate=entry.label, reason="does not fit in memory"))
+            return None, proven_s
+        workspace, moment = peak(entry.table, solution.choice)
+        if entry.table.problem.rows[0].total(solution.choice) + workspace <= limit:
+            return Found(entry.table, solution.choice, solution.objective, entry.label, workspace), proven_s
+        added = row(entry.table, moment, limit)
+        if added.name in rows:
+            tightened, allowed = True, allowed - 0.02 * limit
+        rows[added.name] = added
     state.refused.append(Refusal(candidate=entry.label, reason="its workspace does not fit beside what backward keeps"))
     return None, proven_s
-
-
-def _limited(problem: Problem, allowed: float) -> Problem:
-    return replace(problem, rows=(replace(problem.rows[0], limit=allowed),))
