@@ -15,6 +15,8 @@ from hpsearch.graph import Rule
 
 OwnRule = Callable[[OpFacts], Iterable[Rule]]
 
+_NAMES = "abcdefghijklmnopqrstuvwxyz"
+
 
 def letters(inputs: Sequence[str], outputs: Sequence[str]) -> list[Rule]:
     """One rule for each letter, in order of first appearance."""
@@ -33,13 +35,56 @@ def linear(num_inputs: int, num_outputs: int, *arguments: int) -> Rule:
     return tuple("P" if i in arguments else "R" for i in range(num_inputs)), ("P",) * num_outputs
 
 
-_NAMES = "abcdefghijklmnopqrstuvwxyz"
-
-
 def _word(rank: int, *fixed: int) -> str:
     """A letter for each dim, `.` for the dims in `fixed` (negative ones count from the end)."""
     dots = {d % rank for d in fixed} if rank else set()
     return "".join("." if d in dots else _NAMES[d] for d in range(rank))
+
+
+def _broadcast(shape: Sequence[int], word: str) -> str:
+    """The word of a tensor that broadcasts to `word` from the right."""
+    end = word[len(word) - len(shape) :]
+    return "".join("." if size == 1 else c for size, c in zip(shape, end, strict=True))
+
+
+def _pointwise(facts: OpFacts) -> Iterable[Rule]:
+    """Elementwise with broadcasting, nothing said about sums."""
+    word = _word(max(len(t.shape) for t in facts.outputs))
+    return letters(
+        [_broadcast(t.shape, word) for t in facts.inputs], [_broadcast(t.shape, word) for t in facts.outputs]
+    )
+
+
+def _copy(facts: OpFacts) -> Iterable[Rule]:
+    """copy(x, source) and fill(x, value) return the second argument in the form of the first."""
+    yield from _pointwise(facts)
+    yield ("R", "P"), ("P",)
+
+
+def _loss(facts: OpFacts) -> Iterable[Rule]:
+    """(prediction, target) → elementwise loss (reduction 0), its sum (2), or its mean (1), which no cut can give."""
+    word, reduction = _word(len(facts.inputs[0].shape)), facts.arg(2, "reduction", 1)
+    if reduction != 1:
+        yield from letters([_broadcast(t.shape, word) for t in facts.inputs], [word if reduction == 0 else ""])
+
+
+def _leading(*fixed: int) -> OwnRule:
+    """Every tensor keeps its dims; those in `fixed` (from the end) are mixed, the others only carried."""
+
+    def rule(facts: OpFacts) -> Iterable[Rule]:
+        words = [_word(len(t.shape), *fixed) for t in (*facts.inputs, *facts.outputs)]
+        return letters(words[: len(facts.inputs)], words[len(facts.inputs) :])
+
+    return rule
+
+
+def _along(position: int) -> OwnRule:
+    """Every tensor keeps its dims; the one that the argument at `position` names is mixed."""
+
+    def rule(facts: OpFacts) -> Iterable[Rule]:
+        return _leading(facts.args[position])(facts)
+
+    return rule
 
 
 def _einsum(facts: OpFacts) -> Iterable[Rule]:
@@ -51,8 +96,7 @@ def _einsum(facts: OpFacts) -> Iterable[Rule]:
 
 
 def _view(facts: OpFacts) -> Iterable[Rule]:
-    """A cut before the same number of leading elements is the same cut: exact for contiguous pieces, given that both
-    dims divide."""
+    """A cut behind equally many leading elements is the same cut, and no other is, given that both dims divide."""
     source, target = facts.inputs[0].shape, facts.outputs[0].shape
     for d, size in enumerate(source):
         for e, other in enumerate(target):
@@ -71,6 +115,12 @@ def _expand(facts: OpFacts) -> Iterable[Rule]:
     yield ("P",), ("P",)
 
 
+def _unfold(facts: OpFacts) -> Iterable[Rule]:
+    """unfold(x, dim, size, step): windows along `dim` go to a new last dim."""
+    word = _word(len(facts.inputs[0].shape), facts.args[1])
+    return letters([word], [word + "."])
+
+
 def _attention(facts: OpFacts) -> Iterable[Rule]:
     """(q, k, v, mask?) of [batch, heads, seq, head_dim] → out, logsumexp [batch, heads, seq].
 
@@ -87,16 +137,11 @@ def _attention_backward(facts: OpFacts) -> Iterable[Rule]:
     q = f"bh{seq}."
     words = [q, q, "bh..", "bh..", q, f"bh{seq}", *_mask(facts, 6, seq)]
     yield from letters(words, [q, "bh..", "bh.."])
-    yield linear(len(words), 3, 0)
 
 
 def _mask(facts: OpFacts, position: int, seq: str) -> list[str]:
-    """The word of the attention mask, which broadcasts from the right; empty when there is none."""
-    if len(facts.inputs) <= position:
-        return []
-    shape = facts.inputs[position].shape
-    word = f"bh{seq}."[-len(shape) :] if shape else ""
-    return ["".join("." if size == 1 else c for size, c in zip(shape, word, strict=True))]
+    """The word of the attention mask; none when there is no mask."""
+    return [_broadcast(t.shape, f"bh{seq}.") for t in facts.inputs[position:]]
 
 
 def _nll_loss(facts: OpFacts) -> Iterable[Rule]:
@@ -105,21 +150,16 @@ def _nll_loss(facts: OpFacts) -> Iterable[Rule]:
     The mean (reduction 1) of a shard is not an addend of the whole mean, so only none (0) and sum (2) can be cut.
     """
     rank, reduction = len(facts.inputs[0].shape), facts.args[3]
-    if rank < 2 or reduction == 1:
-        return
-    words = ["n" + "." * (rank - 1), "n", *(["."] if len(facts.inputs) > 2 else [])]
-    yield from letters(words, ["n" if reduction == 0 else "", ""])
+    if rank == 2 and reduction == 2:
+        yield from letters(["n.", "n", *(["."] * (len(facts.inputs) - 2))], ["", ""])
 
 
 def _nll_loss_backward(facts: OpFacts) -> Iterable[Rule]:
-    """(grad, log-probabilities, target, weight?, total weight) → gradient; exact for a mean too: total weight is given."""
+    """(grad, log-probabilities, target, weight?, total weight) → gradient; exact for a mean too: the total is given."""
     rank, reduction = len(facts.inputs[1].shape), facts.args[4]
-    if rank < 2:
-        return
-    grad = "n" if reduction == 0 else ""
-    weight = ["."] if len(facts.inputs) > 4 else []
-    yield from letters([grad, "n.", "n", *weight, ""], ["n."])
-    yield linear(len(facts.inputs), 1, 0)
+    if rank == 2:
+        weight = ["."] * (len(facts.inputs) - 4)
+        yield from letters(["n" if reduction == 0 else "", "n.", "n", *weight, ""], ["n."])
 
 
 def _embedding(facts: OpFacts) -> Iterable[Rule]:
@@ -138,33 +178,136 @@ def _embedding_backward(facts: OpFacts) -> Iterable[Rule]:
     yield linear(2, 1, 0)
 
 
+def _convolution(facts: OpFacts) -> Iterable[Rule]:
+    """(x [N, I, …], w, bias?) → [N, O, …]; w is [O, I/groups, …], transposed [I, O/groups, …].
+
+    A cut of I leaves addends, so the bias must be one too. Grouped channels are cut only when each is its own group:
+    else groups, which no tensor dim shows, would have to divide.
+    """
+    x, w = facts.inputs[:2]
+    bias = facts.inputs[2:]
+    spatial = "." * (len(x.shape) - 2)
+    transposed, groups = facts.args[6], facts.args[8]
+    yield ("S0", *["R"] * (1 + len(bias))), ("S0",)
+    if groups == 1:
+        weight = ("io" if transposed else "oi") + spatial
+        out = letters([f".o{spatial}", weight], [""])
+        yield ("R", out[0][0][1], *["S0"] * len(bias)), ("S1",)
+        yield ("S1", f"S{weight.index('i')}", *["P"] * len(bias)), ("P",)
+    elif groups == x.shape[1] and (not transposed or w.shape[1] == 1):
+        yield ("S1", "S0", *["S0"] * len(bias)), ("S1",)
+    yield ("P", "R", *["P"] * len(bias)), ("P",)
+
+
+def _convolution_backward(facts: OpFacts) -> Iterable[Rule]:
+    """(grad, x, w) → the gradients of x, w, bias that the mask asks for."""
+    _, x, w = facts.inputs
+    transposed, groups, mask = facts.args[7], facts.args[9], facts.args[10]
+    into, out = ("S0", "S1") if transposed else ("S1", "S0")
+    found = [(("S0", "S0", "R"), ("S0", "P", "P"))]
+    if groups == 1:
+        found += [(("S1", "R", out), ("P", out, "S0")), (("R", "S1", into), ("S1", into, "R"))]
+    elif groups == x.shape[1] and (not transposed or w.shape[1] == 1):
+        found += [(("S1", "S1", "S0"), ("S1", "S0", "S0"))]
+    found += [(("P", "R", "R"), ("P", "P", "P"))]
+    for inputs, outputs in found:
+        yield inputs, tuple(text for text, wanted in zip(outputs, mask, strict=True) if wanted)
+
+
+def _group_norm(facts: OpFacts) -> Iterable[Rule]:
+    """(x [N, C, …], weight?, bias?) → result, mean [N, G], 1/std; the cut of G shows in mean."""
+    affine = len(facts.inputs) - 1
+    yield ("S0", *["R"] * affine), ("S0", "S0", "S0")
+    yield ("S1", *["S0"] * affine), ("S1", "S1", "S1")
+
+
+def _group_norm_backward(facts: OpFacts) -> Iterable[Rule]:
+    """(grad, x, mean, 1/std, weight?) → the gradients of x, weight, bias that the mask asks for."""
+    affine = len(facts.inputs) - 4
+    for cut, weight, grads in (("S0", "R", ("S0", "P", "P")), ("S1", "S0", ("S1", "S0", "S0"))):
+        outputs = tuple(g for g, wanted in zip(grads, facts.args[9], strict=True) if wanted)
+        yield (cut,) * 4 + (weight,) * affine, outputs
+
+
+def _layer_norm_backward(facts: OpFacts) -> Iterable[Rule]:
+    """(grad, x, mean, 1/std, weight?, bias?) → gradients of x, weight, bias; leading dims are independent."""
+    rank, normal = len(facts.inputs[0].shape), len(facts.args[2])
+    rows = _word(rank - normal) + "." * normal
+    mask = facts.args[7]
+    grads = [g for g, wanted in zip((rows, "." * normal, "." * normal), mask, strict=True) if wanted]
+    return letters([rows] * 4 + ["." * normal] * (len(facts.inputs) - 4), grads)
+
+
+def _same_everywhere(facts: OpFacts) -> Iterable[Rule]:
+    """The values of the input are not used (new_zeros and its like), so it may lie in any way."""
+    for d in range(len(facts.inputs[0].shape)):
+        yield (f"S{d}",), ("R",)
+    yield ("P",), ("R",)
+
+
 def _replicate(facts: OpFacts) -> Iterable[Rule]:
     return ()
 
 
-NO_RULE = "DTensor has no rule"
-BY_SIZE = "DTensor's rule depends on the mesh's size"
+NONE = "DTensor has no rule"
+SIZE = "DTensor's rule depends on the mesh's size"
 MEAN = "DTensor writes the mean as a weighted partial"
+BATCH = "DTensor cuts the batch only"
+ODD = "DTensor uses a masked partial"
 
 OWN: dict[str, tuple[OwnRule, str]] = {
-    "hpsearch.einsum.default": (_einsum, NO_RULE),
-    "aten.view.default": (_view, BY_SIZE),
-    "aten._unsafe_view.default": (_view, BY_SIZE),
-    "aten.reshape.default": (_view, BY_SIZE),
-    "aten.expand.default": (_expand, BY_SIZE),
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": (_attention, NO_RULE),
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": (_attention_backward, NO_RULE),
+    "hpsearch.einsum.default": (_einsum, NONE),
+    **{f"aten.{op}": (_view, SIZE) for op in (
+        "view.default", "_unsafe_view.default", "reshape.default", "_reshape_alias.default", "squeeze.default",
+        "squeeze.dim", "squeeze.dims", "unsqueeze.default")},
+    "aten.expand.default": (_expand, SIZE),
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": (_attention, NONE),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": (_attention_backward, NONE),
     "aten.nll_loss_forward.default": (_nll_loss, MEAN),
     "aten.nll_loss_backward.default": (_nll_loss_backward, MEAN),
-    "aten.embedding.default": (_embedding, "DTensor cuts the vocabulary with a masked partial"),
-    "aten.embedding_dense_backward.default": (_embedding_backward, "same"),
-    "aten.arange.default": (_replicate, NO_RULE),
-    "aten.arange.start": (_replicate, NO_RULE),
-    "aten.arange.start_step": (_replicate, NO_RULE),
-    "aten.full.default": (_replicate, NO_RULE),
-    "aten.zeros.default": (_replicate, NO_RULE),
-    "aten.ones.default": (_replicate, NO_RULE),
-    "aten.empty.memory_format": (_replicate, NO_RULE),
-    "aten.scalar_tensor.default": (_replicate, NO_RULE),
-}
+    "aten.mse_loss.default": (_loss, NONE),
+    "aten.smooth_l1_loss.default": (_loss, NONE),
+    "aten.huber_loss.default": (_loss, NONE),
+    "aten.embedding.default": (_embedding, ODD),
+    "aten.embedding_dense_backward.default": (_embedding_backward, ODD),
+    "aten.convolution.default": (_convolution, BATCH),
+    "aten.convolution_backward.default": (_convolution_backward, BATCH),
+    "aten.native_group_norm.default": (_group_norm, BATCH),
+    "aten.native_group_norm_backward.default": (_group_norm_backward, NONE),
+    "aten.native_layer_norm_backward.default": (_layer_norm_backward, "DTensor reads a mask that it may not be given"),
+    "aten.avg_pool2d_backward.default": (_leading(-1, -2), NONE),
+    "aten.avg_pool3d_backward.default": (_leading(-1, -2, -3), NONE),
+    "aten.reflection_pad1d.default": (_leading(-1), NONE),
+    "aten.reflection_pad2d.default": (_leading(-1, -2), NONE),
+    "aten.replication_pad2d.default": (_leading(-1, -2), NONE),
+    "aten.pixel_shuffle.default": (_leading(-1, -2, -3), NONE),
+    "aten.pixel_unshuffle.default": (_leading(-1, -2, -3), NONE),
+    "aten.upsample_nearest2d.vec": (_leading(-1, -2), NONE),
+    "aten.upsample_bilinear2d.vec": (_leading(-1, -2), NONE),
+    "aten.glu.default": (_along(1), NONE),
+    "aten.glu_backward.default": (_along(2), NONE),
+    "aten.unsafe_split.Tensor": (_along(2), NONE),
+    "aten.repeat_interleave.self_int": (_along(2), NONE),
+    "aten.unfold.default": (_unfold, NONE),
+    "aten.copy.default": (_copy, NONE),
+    "aten.fill.Tensor": (_copy, NONE),
+    **{f"aten.{op}": (_pointwise, NONE) for op in (
+        "fill.Scalar", "lift_fresh_copy.default", "masked_fill.Tensor", "softplus_backward.default",
+        "leaky_relu_backward.default", "hardtanh_backward.default", "hardswish_backward.default",
+        "floor_divide.default", "__and__.Tensor", "polar.default", "complex.default", "bernoulli.p")},
+    **{f"aten.{op}": (_same_everywhere, "values of the input are not used") for op in (
+        "new_zeros.default", "new_ones.default", "new_empty.default", "new_full.default",
+        "new_empty_strided.default")},
+    **{f"aten.{op}": (_replicate, "made alike on every rank") for op in (
+        "arange.default", "arange.start", "arange.start_step", "full.default", "zeros.default", "ones.default",
+        "empty.memory_format", "empty_strided.default", "scalar_tensor.default", "linspace.default", "eye.default",
+        "eye.m", "tril_indices.default", "triu_indices.default", "hann_window.default")},
+}  # fmt: skip
 """Operator → (its rules, why they are ours)."""
+
+MORE: dict[str, tuple[Rule, ...]] = {
+    "aten.clone.default": ((("P",), ("P",)),),
+    "aten.mean.dim": ((("P",), ("P",)),),
+    "aten.mean.default": ((("P",), ("P",)),),
+}
+"""True rules that DTensor does not offer, beside those that it does."""

@@ -4,10 +4,12 @@ A rule is ((placements of the tensor inputs), (placements of the tensor outputs)
 order, lists flattened, None left out; outputs are the tensors that exist in the flattened result. A rule holds for any
 axis size that divides every dim it cuts, inputs and outputs alike; who uses it checks that by shape.
 
-Where rules come from, in this order: our own table where DTensor has none or cannot be trusted (`rule_table`, each entry
+Where rules come from, in this order: our own table where DTensor has none or cannot be used (`rule_table`, each entry
 with its reason), DTensor's single-axis registry, DTensor's mesh-wide registry on an axis of size 1. An op that none of
 them knows may only be replicated, and only where that is cheap (integers, booleans, single elements); else it is an
 `UnsupportedOpError`: a silent replicate would be a silent slowdown.
+
+What a rule does not say: random masks (dropout) are other numbers on other cuts, equal in distribution only.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import fx
 
 from hpsearch.capture.dtensor_registry import registry_rules, source_of
 from hpsearch.capture.op_facts import OpFacts, TensorFacts
-from hpsearch.capture.rule_table import OWN
+from hpsearch.capture.rule_table import MORE, OWN
 from hpsearch.errors import UnsupportedOpError
 from hpsearch.graph import Rule
 
@@ -53,7 +55,7 @@ def _rules(facts: OpFacts) -> tuple[Rule, ...]:
     if source == "own":
         found = OWN[facts.name][0](facts)
     elif source != "none":
-        found = registry_rules(facts)
+        found = (*registry_rules(facts), *MORE.get(facts.name, ()))
     elif not all(_is_cheap(t) for t in (*facts.inputs, *facts.outputs)):
         raise UnsupportedOpError(
             f"operator {facts.name}",
@@ -69,7 +71,9 @@ def _is_cheap(tensor: TensorFacts) -> bool:
 
 
 def _is_possible(rule: Rule, facts: OpFacts) -> bool:
-    """No cut of a dim that is absent or has size 1, no sum of booleans."""
+    """No cut of a dim that is absent or has size 1, no sum of booleans, no sum over a cast that rounds."""
+    if "P" in rule[0] and facts.name in _CASTS and _rounds(facts.inputs[0].dtype, facts.outputs[0].dtype):
+        return False
     pairs = zip((*rule[0], *rule[1]), (*facts.inputs, *facts.outputs), strict=True)
     for text, tensor in pairs:
         if text[0] == "S" and (int(text[1:]) >= len(tensor.shape) or tensor.shape[int(text[1:])] == 1):
@@ -77,6 +81,16 @@ def _is_possible(rule: Rule, facts: OpFacts) -> bool:
         if text == "P" and tensor.dtype == torch.bool:
             return False
     return True
+
+
+_CASTS = ("aten._to_copy.default",)
+
+
+def _rounds(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether addends lose more in this cast than their sum would: reduce first, then cast down."""
+    if target.is_floating_point:
+        return source.is_floating_point and target.itemsize < source.itemsize
+    return source.is_floating_point or target.itemsize < source.itemsize
 
 
 def _shapes(facts: OpFacts) -> str:

@@ -87,7 +87,7 @@ def _convolution(args: Args, kwargs: Kwargs, outs: Sequence[Shape], ins: Sequenc
 def _convolution_backward(
     args: Args, kwargs: Kwargs, outs: Sequence[Shape], ins: Sequence[Shape]
 ) -> tuple[Args, Kwargs]:
-    """convolution_backward(grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask)."""
+    """convolution_backward(grad, x, w, bias_sizes, …, transposed (7), output_padding, groups (9), mask)."""
     groups = _groups(args[7], ins[1], ins[2])
     bias = args[3] if args[3] is None else [ins[0][1]]
     return _replaced(_replaced(args, 3, bias), 9, groups), kwargs
