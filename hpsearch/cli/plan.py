@@ -65,7 +65,13 @@ def plan_command(
             time_limit_s=time_limit,
             progress=watch,
         )
-    _deliver(found, output)
+    _deliver(_named(found, model), output)
+
+
+def _named(found: Plan, model: str) -> Plan:
+    """The plan with what `--model` was; a path by its last part, so that the bytes do not depend on the folder."""
+    entry = found.file.model.model_copy(update={"source": Path(model).name})
+    return Plan(found.file.model_copy(update={"model": entry}))
 
 
 def _deliver(found: Plan, output: Path | None) -> None:
