@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpsearch.solve.elimination import least_with, sweep
 from hpsearch.solve.intra_op import IntraOpProgram
 from hpsearch.solve.pairwise import Pairwise
 from hpsearch.solve.problem import Reals
@@ -45,11 +46,44 @@ def floor_from_duals(written: IntraOpProgram, duals: Reals) -> Floor:
     return Floor(written.cost(bound), {node: costs / written.scale for node, costs in extra.items()})
 
 
+def floor_by_elimination(form: Pairwise, multipliers: Reals) -> Floor | None:
+    """The bound and extra costs with rows and hinges priced, exact in all else; None where the graph is too wide.
+
+    At the relaxation's own multipliers the bound is no weaker than its, and the extra costs are far stronger: on joint
+    graphs two thirds of the states go that reduced costs keep.
+    """
+    if form.shared:
+        return None
+    relaxed = priced(form, multipliers)
+    cliques = sweep(relaxed)
+    if cliques is None:
+        return None
+    least = least_with(cliques)
+    bound = max(float(costs.min()) for costs in least.values())
+    return Floor(bound + relaxed.constant, {node: np.maximum(costs - bound, 0.0) for node, costs in least.items()})
+
+
 def restrict(form: Pairwise, floor: Floor, allowance: float) -> Pairwise:
     """The core: a copy of the form with the states whose extra cost is at most `allowance`."""
     core = form.copy()
     for node, extra in floor.extra.items():
-        keep = extra <= allowance
+        keep = extra <= allowance + 1e-12 * abs(floor.bound)  # extra costs are differences of sums of that size
         if not keep.all():
             core.keep_states(node, keep)
     return core
+
+
+def priced(form: Pairwise, multipliers: Reals) -> Pairwise:
+    """The form with rows and hinges as prices: no choice within the rows costs less in it than it costs.
+
+    A row's multiplier is any number >= 0; a hinge's lies in [0, weight].
+    """
+    rows = len(form.limits)
+    prices = np.maximum(multipliers, 0.0)
+    prices[rows:] = np.minimum(prices[rows:], form.weights)
+    relaxed = form.copy()
+    relaxed.constant += float(prices[rows:] @ form.offsets - prices[:rows] @ form.limits)
+    for node, amounts in form.coupling.items():
+        relaxed.unary[node] = form.unary[node] + (prices[:, None] * amounts).sum(axis=0)
+    relaxed.coupling = {}
+    return relaxed

@@ -27,39 +27,95 @@ class Factor:
     costs: Reals
 
 
+@dataclass(frozen=True, eq=False)
+class Clique:
+    """A node as it stood when it was eliminated: all costs that touch it, over it (axis 0) and what was next to it."""
+
+    nodes: tuple[int, ...]
+    costs: Reals
+    least: Reals
+    """Minimum over axis 0: what the node hands on to the first of its neighbours."""
+
+
 def eliminate(form: Pairwise) -> tuple[float, dict[int, int]] | None:
-    """Least cost and the best position of every node that is left; None where the graph is too wide."""
+    """Least cost and the best position of every node that is left; None where the graph is too wide.
+
+    Rows and hinges are not looked at.
+    """
+    cliques = sweep(form)
+    if cliques is None:
+        return None
+    value = form.constant + sum(float(clique.least) for clique in cliques if clique.least.ndim == 0)
+    return value, best_positions(cliques)
+
+
+def best_positions(cliques: list[Clique]) -> dict[int, int]:
+    """Of every node, last eliminated first; the lowest position among equals."""
+    positions: dict[int, int] = {}
+    for clique in reversed(cliques):
+        node, *others = clique.nodes
+        chosen: tuple[slice | int, ...] = (slice(None), *(positions[n] for n in others))
+        positions[node] = int(np.argmin(clique.costs[chosen]))
+    return positions
+
+
+def sweep(form: Pairwise) -> list[Clique] | None:
+    """Eliminate every node, in order; None where the graph is too wide."""
     order = elimination_order(form)
     if order is None:
         return None
     place = {node: position for position, node in enumerate(order)}
     bucket: dict[int, list[Factor]] = {node: [Factor((node,), form.unary[node])] for node in order}
-    for (a, b), table in form.tables.items():
+    for a, b in form.tables:
         first, second = (a, b) if place[a] < place[b] else (b, a)
         bucket[first].append(Factor((first, second), form.table(first, second)))
-    least = form.constant
+    cliques = []
     for node in order:
-        rest = minimise_first(bucket[node], place)
-        if rest.nodes:
-            bucket[rest.nodes[0]].append(rest)
-        else:
-            least += float(rest.costs)
-    positions: dict[int, int] = {}
-    for node in reversed(order):
-        cost = sum(f.costs[(slice(None), *(positions[n] for n in f.nodes[1:]))] for f in bucket[node])
-        positions[node] = int(np.argmin(cost))
-    return least, positions
+        nodes = sorted({n for factor in bucket[node] for n in factor.nodes}, key=place.__getitem__)
+        costs = add_up(bucket.pop(node), nodes)
+        least = costs.min(axis=0)
+        cliques.append(Clique(tuple(nodes), costs, least))
+        if len(nodes) > 1:
+            bucket[nodes[1]].append(Factor(tuple(nodes[1:]), least))
+    return cliques
 
 
-def minimise_first(factors: list[Factor], place: dict[int, int]) -> Factor:
-    """The sum of factors that share their first node, minimised over it."""
-    nodes = sorted({n for factor in factors for n in factor.nodes}, key=place.__getitem__)
-    total: Reals | float = 0.0
+def add_up(factors: list[Factor], nodes: list[int]) -> Reals:
+    """The sum of factors over `nodes`, small ones first."""
+    total = np.zeros((1,) * len(nodes))
     for factor in sorted(factors, key=lambda f: f.costs.size):
-        own = set(factor.nodes)
-        sizes = iter(factor.costs.shape)
-        total = total + factor.costs.reshape([next(sizes) if n in own else 1 for n in nodes])
-    return Factor(tuple(nodes[1:]), np.min(total, axis=0))
+        total = total + expand(factor, nodes)
+    return total
+
+
+def expand(factor: Factor, nodes: list[int] | tuple[int, ...]) -> Reals:
+    """Its costs with an axis of length 1 for each of `nodes` that it lacks."""
+    sizes = dict(zip(factor.nodes, factor.costs.shape, strict=True))
+    return factor.costs.reshape([sizes.get(n, 1) for n in nodes])
+
+
+def least_with(cliques: list[Clique]) -> dict[int, Reals]:
+    """For every node, the least cost (without the form's constant) of all choices with each of its states.
+
+    The way back through the cliques: each is told what lies beyond it, as the least over all else.
+    """
+    at = {clique.nodes[0]: position for position, clique in enumerate(cliques)}
+    whole = sum(float(clique.least) for clique in cliques if clique.least.ndim == 0)
+    everything: list[Reals] = [clique.costs for clique in cliques]
+    result: dict[int, Reals] = {}
+    for position in range(len(cliques) - 1, -1, -1):
+        clique = cliques[position]
+        if len(clique.nodes) == 1:
+            beyond = np.asarray(whole - clique.least)
+        else:
+            parent = cliques[at[clique.nodes[1]]]
+            outside = tuple(k for k, n in enumerate(parent.nodes) if n not in clique.nodes)
+            with np.errstate(invalid="ignore"):
+                beyond = everything[at[clique.nodes[1]]].min(axis=outside) - clique.least
+            beyond[np.isnan(beyond)] = np.inf
+        everything[position] = clique.costs + beyond
+        result[clique.nodes[0]] = everything[position].min(axis=tuple(range(1, len(clique.nodes))))
+    return result
 
 
 def elimination_order(form: Pairwise) -> list[int] | None:

@@ -120,6 +120,10 @@ class IntraOpProgram:
     column: dict[int, Indices]
     """Of x[n, s], by node and position of the state."""
     tables: tuple[WrittenTable, ...]
+    terms: Indices
+    """Rows of the program that are rows and hinges of the form, in their order."""
+    units: Reals
+    """What each was divided by."""
     scale: float
     """Program costs are problem costs times this, without `constant`."""
     constant: float
@@ -132,6 +136,10 @@ class IntraOpProgram:
         """How many x are not within 1e-6 of 0 or 1."""
         x = values[self.program.integer]
         return int(np.count_nonzero(np.abs(x - np.round(x)) > 1e-6))
+
+    def multipliers(self, duals: Reals) -> Reals:
+        """What the row duals say a unit of each row and hinge is worth, in the problem's units."""
+        return np.abs(duals[self.terms]) / (self.units * self.scale)
 
     def cost(self, objective: float) -> float:
         """A program objective or bound in the problem's own unit."""
@@ -150,8 +158,8 @@ def write(form: Pairwise) -> IntraOpProgram:
         tables.append(add_table(draft, column, (a, b), (left, right), costs * scale))
     for flow in form.shared:
         add_copies(draft, form, flow, column, scale)
-    add_coupling(draft, form, column, scale)
-    return IntraOpProgram(draft.finish(states), column, tuple(tables), scale, constant)
+    terms, units = add_coupling(draft, form, column, scale)
+    return IntraOpProgram(draft.finish(states), column, tuple(tables), terms, units, scale, constant)
 
 
 def largest_cost(form: Pairwise) -> float:
@@ -229,16 +237,16 @@ def add_copies(draft: Draft, form: Pairwise, flow: Flow, column: dict[int, Indic
         draft.ones(rows, written.edge, -1.0)
 
 
-def add_coupling(draft: Draft, form: Pairwise, column: dict[int, Indices], scale: float) -> None:
-    """All rows and hinges, each less the least that every node gives it."""
+def add_coupling(draft: Draft, form: Pairwise, column: dict[int, Indices], scale: float) -> tuple[Indices, Reals]:
+    """All rows and hinges, each less the least that every node gives it: where they stand, and their units."""
     if not form.coupling:
-        return
+        return np.zeros(0, dtype=np.intp), np.zeros(0)
     columns = np.concatenate([column[node] for node in form.coupling])
     least = sum(amounts.min(axis=1) for amounts in form.coupling.values())
     shifted = np.concatenate([a - a.min(axis=1, keepdims=True) for a in form.coupling.values()], axis=1)
     unit = shifted.max(axis=1)
     unit[unit == 0] = 1.0
-    rows = len(form.limits)
+    rows, terms = len(form.limits), []
     for position, amounts in enumerate(shifted / unit[:, None]):
         present = np.flatnonzero(amounts)
         if position < rows:
@@ -251,6 +259,8 @@ def add_coupling(draft: Draft, form: Pairwise, column: dict[int, Indices], scale
             row = add_hinge(draft, float(offset), float(price), float(amounts.sum()))
             amounts = -amounts
         draft.entries(np.full(len(present), row), columns[present], amounts[present])
+        terms.append(row)
+    return np.array(terms), unit
 
 
 def add_row(draft: Draft, limit: float) -> int:

@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpsearch.solve.problem import Flow, Indices, Problem, Reals
+from hpsearch.solve.problem import Flow, Hinge, Indices, Problem, Reals, Row
 
 LARGEST_COPIES = 20_000
 """Entries of (sets × layouts) up to which a flow gets a copies node; beyond, it stays a flow (`shared`)."""
@@ -93,8 +93,8 @@ class Pairwise:
         del self.tables[min(a, b), max(a, b)]
         del self.near[a][b], self.near[b][a]
 
-    def keep_states(self, node: int, keep: Indices) -> None:
-        """Only these states of a node remain (a boolean mask or ascending positions)."""
+    def keep_states(self, node: int, keep: NDArray[np.bool_]) -> None:
+        """Only these states of a node remain."""
         self.unary[node] = self.unary[node][keep]
         self.labels[node] = self.labels[node][keep]
         if node in self.coupling:
@@ -146,7 +146,7 @@ class Pairwise:
 
 def pairwise_form(problem: Problem) -> Pairwise:
     """The problem as nodes and tables; copies nodes are numbered after the problem's own."""
-    terms = (*problem.rows, *problem.hinges)
+    terms: list[Row | Hinge] = [*problem.rows, *problem.hinges]
     form = Pairwise(
         unary={n: np.asarray(u, dtype=float) for n, u in enumerate(problem.unary)},
         labels={n: np.arange(size) for n, size in enumerate(problem.sizes)},

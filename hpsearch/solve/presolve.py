@@ -150,6 +150,8 @@ def separate(form: Pairwise, node: int) -> set[int]:
     for other in tuple(form.near[node]):
         table = form.table(node, other)
         mine = table.min(axis=1)
+        if np.isinf(mine).any() or np.isinf(table.min(axis=0)).any():
+            continue  # a state without a partner: `support` comes first
         rest = table - mine[:, None]
         theirs = rest.min(axis=0)
         if (rest - theirs).max() <= SEPARABLE * mine.max():
@@ -220,8 +222,9 @@ def excess(form: Pairwise, node: int) -> NDArray[np.float64]:
     """[s, t]: at least how much more state s costs than t, over all that neighbours, rows and hinges may do."""
     unary = form.unary[node]
     worse = unary[:, None] - unary[None, :]
-    for other in form.near[node]:
-        worse = worse + least_difference(form.table(node, other))
+    with np.errstate(invalid="ignore"):  # never and always: no number, so no dominance
+        for other in form.near[node]:
+            worse = worse + least_difference(form.table(node, other))
     if node in form.coupling:
         amounts = form.coupling[node]
         more = amounts[:, :, None] - amounts[:, None, :]
@@ -235,4 +238,5 @@ def least_difference(table: Reals) -> Reals:
     """[s, t]: the least of table[s, j] - table[t, j] over j; where both are impossible j does not count."""
     with np.errstate(invalid="ignore"):
         difference = table[:, None, :] - table[None, :, :]
-    return np.fmin.reduce(difference, axis=2)
+    least: Reals = np.fmin.reduce(difference, axis=2)
+    return least

@@ -122,7 +122,8 @@ class Solution:
     gap: float
     """(objective - bound) / |objective|; 0 when optimal or proven infeasible, inf without a choice otherwise."""
     status: str
-    """optimal, feasible (time limit), infeasible, or cut off (every choice costs more than the upper bound given)."""
+    """optimal, feasible (time limit), stopped (time limit before any choice was found), infeasible, or cut off (every
+    choice costs more than the upper bound given)."""
     method: str
     """Which steps settled it, e.g. `presolve+elimination`, `presolve+lp`, `presolve+mip`."""
     stats: dict[str, float] = field(default_factory=dict)
@@ -140,7 +141,8 @@ def check(problem: Problem) -> None:
             refuse(f"node {name}", "unary costs must be numbers above -inf, but found nan or -inf")
     for flow in problem.flows:
         check_flow(problem, flow)
-    for term in (*problem.rows, *problem.hinges):
+    terms: list[Row | Hinge] = [*problem.rows, *problem.hinges]
+    for term in terms:
         for node, coefficients in term.coefficients.items():
             if not 0 <= node < count or coefficients.shape != (problem.sizes[node],):
                 refuse(term.name, f"coefficients of node {node} do not match its states: {coefficients.shape}")
