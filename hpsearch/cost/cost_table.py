@@ -202,7 +202,7 @@ class _Builder:
         price = self.price_matrix(edge, sources, targets)
         if not price.any():
             return None
-        inner = all(self.space.nodes[r.node].kind == "op" for r in edge.readers)
+        inner = all(r.node[0] == edge.value[0] and self.space.nodes[r.node].kind == "op" for r in edge.readers)
         runs = self.job.runs(edge.value[0], edge.phase) if inner else 1
         return Flow(
             name=f"{edge.value[0]}/{edge.value[1]}",
