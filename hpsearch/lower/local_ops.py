@@ -17,7 +17,7 @@ def split(x: Tensor, dim: int, size: int) -> Tensor:
     """The `size` equal pieces of `x` along `dim`, one after another on dim 0; contiguous."""
     if dim == 0:
         return x.contiguous()
-    return torch.cat(x.tensor_split(size, dim), 0)
+    return torch.cat(x.tensor_split(size, dim), 0).contiguous()  # cat keeps the strides of permuted pieces
 
 
 def join(x: Tensor, dim: int, size: int) -> Tensor:
@@ -46,7 +46,7 @@ def pad(x: Tensor, dim: int, length: int) -> Tensor:
         return x.contiguous()
     shape = list(x.shape)
     shape[dim] = missing
-    return torch.cat((x, x.new_zeros(shape)), dim)
+    return torch.cat((x, x.new_zeros(shape)), dim).contiguous()
 
 
 def trim(x: Tensor, dim: int, length: int) -> Tensor:

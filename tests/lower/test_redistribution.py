@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lower.reference import cut
-from tests.lower.simulate import Collectives, on_ranks
 from torch import Tensor
 
 from hpsearch.errors import LoweringError
@@ -18,6 +16,8 @@ from hpsearch.layout import PARTIAL, REPLICATE, Layout, Mesh, Placement, shard
 from hpsearch.lower import local_ops
 from hpsearch.lower.redistribution import redistribute_value
 from hpsearch.lower.statement import LocalValue
+from tests.lower.reference import cut
+from tests.lower.simulate import Collectives, on_ranks
 
 
 def pieces(tensor: Tensor, layout: Layout, mesh: Mesh) -> list[Tensor]:

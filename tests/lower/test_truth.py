@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lower.plans import cut_at_rest, make_plan
-from tests.lower.reference import compare
 from torch import Tensor, nn
 
 from hpsearch.capture import CapturedGraph, capture
 from hpsearch.layout import Mesh
 from hpsearch.lower import lower
+from tests.lower.plans import cut_at_rest, make_plan
+from tests.lower.reference import compare
 
 
 def llama(**changes: Any) -> nn.Module:
