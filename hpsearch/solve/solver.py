@@ -4,8 +4,9 @@ In this order, the first that settles it:
 
 1. Without rows and hinges and narrow enough: elimination, exact.
 2. Presolve; what it leaves without rows and hinges, again by elimination if narrow enough.
-3. The linear relaxation of the integer program (intra_op.py). Integral: optimum and proof.
-4. The core: only states whose proven extra cost lies within an allowance above the bound, presolved again and solved
+3. With rows but no hinges: the same without the rows; if its choice keeps them, it is the optimum.
+4. The linear relaxation of the integer program (intra_op.py). Integral: optimum and proof.
+5. The core: only states whose proven extra cost lies within an allowance above the bound, presolved again and solved
    as an integer program. Its optimum U settles the whole problem once U - bound <= allowance; else that difference is
    the next allowance, and the last.
 
@@ -77,7 +78,7 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0, upper_bound: float = 
     if not presolve(form):
         return attempt.infeasible()
     attempt.stats |= {"nodes_left": len(form.near), "states_left": sum(map(len, form.unary.values()))}
-    return by_elimination(attempt, form) or by_program(attempt, form)
+    return by_elimination(attempt, form) or without_rows(attempt, form) or by_program(attempt, form)
 
 
 def by_elimination(attempt: Attempt, form: Pairwise) -> Solution | None:
@@ -96,8 +97,26 @@ def by_elimination(attempt: Attempt, form: Pairwise) -> Solution | None:
     return attempt.found(choice, INF, proven=True)
 
 
+def without_rows(attempt: Attempt, form: Pairwise) -> Solution | None:
+    """Step 3: the optimum without the rows, if it happens to keep them, or costs too much already."""
+    if form.shared or len(form.weights):
+        return None
+    least = eliminate(form)
+    if least is None:
+        return None
+    value, positions = least
+    choice = form.restore(positions, len(attempt.problem)) if np.isfinite(value) else None
+    kept = choice is not None and np.isfinite(attempt.problem.evaluate(choice))
+    if not kept and value <= attempt.upper_bound and np.isfinite(value):
+        return None
+    attempt.steps.append("elimination")
+    if choice is None:
+        return attempt.infeasible()
+    return attempt.found(choice if kept else None, INF if kept else value, proven=kept)
+
+
 def by_program(attempt: Attempt, form: Pairwise) -> Solution:
-    """Steps 3 and 4."""
+    """Steps 4 and 5."""
     attempt.steps.append("lp")
     written = intra_op.write(form)
     attempt.stats |= {"variables": len(written.program.cost), "constraints": len(written.program.row_lower)}
@@ -120,7 +139,7 @@ def by_program(attempt: Attempt, form: Pairwise) -> Solution:
 
 
 def by_core(attempt: Attempt, form: Pairwise, floor: core.Floor) -> Solution:
-    """Step 4: cores of growing allowance, each an integer program."""
+    """Step 5: cores of growing allowance, each an integer program."""
     attempt.steps.append("mip")
     most = max(float(extra[np.isfinite(extra)].max(initial=0.0)) for extra in floor.extra.values())
     allowance = FIRST_ALLOWANCE * max(abs(floor.bound), most)
