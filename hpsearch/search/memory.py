@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hpsearch.cluster import Cluster
 from hpsearch.cost import CostTable
-from hpsearch.cost.cost_table import saved_bytes
+from hpsearch.cost.saved import saved_bytes
 
 RESERVE = 0.10
 """Share of a device's memory that plans leave alone: allocator fragmentation, communicator and runtime buffers.
