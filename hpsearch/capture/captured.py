@@ -66,10 +66,13 @@ def capture(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     twin = make_twin(model, mode, recipe)
     rows = form.rows if rows is None else rows
-    traced = {}
-    with mode, huggingface.tracing(model, form):
+    traced: dict[int, _Pieces] = {}
+    first: Traced | None = None
+    with mode, huggingface.tracing(twin, form):
         for count in dict.fromkeys((READ_ROWS.first, READ_ROWS.second, rows)):
-            traced[count] = _pieces(trace(twin, form.fakes(count), form.step(loss)), form)
+            found = trace(twin, form.fakes(count), form.step(loss), like=first)
+            first = first or found
+            traced[count] = _pieces(found, form)
     if counts and not _node(traced[rows][0]["outer"], COUNT).users:
         form = _without_count(form)
         for pieces, _ in traced.values():

@@ -18,6 +18,7 @@ LIMITS = (
     "moe_intermediate_size", "head_dim", "num_hidden_layers",
 )  # fmt: skip
 """Config fields that bound a degree."""
+NESTED = ("text_config", "vision_config", "audio_config", "encoder", "decoder")
 
 
 def limits(model: nn.Module) -> dict[str, int]:
@@ -32,20 +33,31 @@ def _limits(config: Any, prefix: str) -> dict[str, int]:
         value = getattr(config, name, None)
         if isinstance(value, int) and not isinstance(value, bool):
             found[prefix + name] = value
-    for name in ("text_config", "vision_config", "audio_config", "encoder", "decoder"):
+    for name in NESTED:
         inner = getattr(config, name, None)
         if inner is not None and hasattr(inner, "to_dict"):
             found |= _limits(inner, f"{prefix}{name}.")
     return found
 
 
+def _configs(config: Any) -> Iterator[Any]:
+    if config is not None and hasattr(config, "to_dict"):
+        yield config
+        for name in NESTED:
+            yield from _configs(getattr(config, name, None))
+
+
 @contextmanager
-def tracing(model: nn.Module, batch: Batch) -> Iterator[None]:
-    """While open, transformers builds no packed-sequence mask unless the batch has position ids.
+def tracing(twin: nn.Module, batch: Batch) -> Iterator[None]:
+    """While open, transformers builds no packed-sequence mask unless the batch has position ids. No caches either.
 
     It looks at the values of position ids to see whether sequences are packed. A trace has no values, and would get an
     explicit mask of sequence × sequence where the model otherwise runs causal attention without a mask.
     """
+    for module in twin.modules():
+        for config in _configs(getattr(module, "config", None)):
+            if getattr(config, "use_cache", False):
+                config.use_cache = False
     masking = sys.modules.get("transformers.masking_utils")
     if masking is None or any(leaf.name.rpartition(".")[2] == "position_ids" for leaf in batch.leaves):
         yield

@@ -2,7 +2,7 @@
 
 In the order they run:
 
-    drop_aliases      detach, alias, lift_fresh, plain copies, views and expands to the same shape: their input stands for them
+    drop_aliases      detach, alias, lift_fresh, copies, views and expands to the same shape: their input stands for them
     one_spelling      _unsafe_view and reshape → view; transposes of a matrix → t; t of t → nothing
     restore_einsum    view–mm–view, forward and both backward products → `hpsearch::einsum` on unflattened tensors
     sink_bias         view(x) + bias → view(x + bias)
@@ -93,12 +93,26 @@ def _swaps(node: fx.Node) -> bool:
 def drop_aliases(graph: fx.Graph) -> None:
     for node in _calls(graph, *_ALIASES):
         _replace(node, node.args[0])  # type: ignore[arg-type]
+    for node in _calls(graph, aten.copy.default):
+        _replace(node, _copied(graph, node))
     for node in _calls(graph, aten.clone.default):
         if _is_plain_copy(node):
             _replace(node, node.args[0])  # type: ignore[arg-type]
     for node in _calls(graph, *_SAME_SHAPE_IS_SAME):
         if shape_of(node) == shape_of(node.args[0]):  # type: ignore[arg-type]
             _replace(node, node.args[0])  # type: ignore[arg-type]
+
+
+def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """What `copy(into, source)` leaves in `into`: the source in its shape and dtype."""
+    source: fx.Node = node.args[1]  # type: ignore[assignment]
+    dtype = node.meta["val"].dtype
+    with graph.inserting_before(node):
+        if source.meta["val"].dtype != dtype:
+            source = insert(graph, node, aten._to_copy.default, (source,), dtype=dtype)
+        if shape_of(source) != shape_of(node):
+            source = insert(graph, node, aten.expand.default, (source, list(shape_of(node))))
+    return source
 
 
 def _is_plain_copy(node: fx.Node) -> bool:

@@ -32,6 +32,8 @@ class Instance:
     """Which inputs want a gradient."""
     differentiated: tuple[bool, ...] = ()
     """Which results were differentiated; found when the outer backward runs."""
+    pattern: Instance | None = None
+    """The call of the same class that runs when a trace is repeated at another row count."""
 
     @property
     def record(self) -> CallRecord:
@@ -47,6 +49,7 @@ class Traced:
     """Joint graphs at one row count."""
 
     outer: Joint
+    folded: list[Instance]
     blocks: dict[str, Joint] = field(default_factory=dict)
     needs: dict[str, tuple[bool, ...]] = field(default_factory=dict)
     """For each class, which inputs want a gradient."""
@@ -56,17 +59,15 @@ class Traced:
     """(class, FQN prefix) of each call."""
 
 
-def trace(twin: nn.Module, leaves: list[torch.Tensor], step: Step) -> Traced:
+def trace(twin: nn.Module, leaves: list[torch.Tensor], step: Step, like: Traced | None = None) -> Traced:
     """Traces one training step; all tensors are fake, and the fake mode is active.
 
-    Raises CaptureError where the loss does not depend on a parameter or input that wants a gradient.
+    `like` is a trace of the same step at another row count: its fold is taken over, and of each class only the first
+    call runs. Raises CaptureError where there is no loss to differentiate.
     """
-    with probing(twin) as probe:
-        loss = step(twin, leaves)
-    _check_loss(loss)
-    instances = [Instance(f, tuple(t.requires_grad for t in f.record.tensors)) for f in fold(probe, twin)]
-    with calls_known([i.form() for i in instances]), _stubbed(twin, instances), recording(twin):
-        traced = Traced(export_joint(_Outer(twin, step), tuple(leaves), decompositions()))
+    instances = _probe(twin, leaves, step) if like is None else _replay(twin, leaves, step, like.folded)
+    with calls_known([i.form() for i in instances]), _in_place(twin, instances, _Stub), recording(twin):
+        traced = Traced(export_joint(_Outer(twin, step), tuple(leaves), decompositions()), instances)
     names = _class_names(instances)
     for instance, name in zip(instances, names, strict=True):
         traced.instances.append((name, instance.record.prefix))
@@ -75,6 +76,24 @@ def trace(twin: nn.Module, leaves: list[torch.Tensor], step: Step) -> Traced:
                 traced.blocks[name] = _trace_block(instance)
             traced.needs[name], traced.first[name] = instance.needs, instance.record
     return traced
+
+
+def _probe(twin: nn.Module, leaves: list[torch.Tensor], step: Step) -> list[Instance]:
+    with probing(twin) as probe:
+        loss = step(twin, leaves)
+    _check_loss(loss)
+    return [Instance(f, tuple(t.requires_grad for t in f.record.tensors)) for f in fold(probe, twin)]
+
+
+def _replay(twin: nn.Module, leaves: list[torch.Tensor], step: Step, folded: list[Instance]) -> list[Instance]:
+    """The same calls with tensors of the sizes that `leaves` lead to."""
+    fresh = [Instance(Folded(CallRecord(i.record.module, i.record.prefix), i.folded.key)) for i in folded]
+    first: dict[Any, Instance] = {}
+    for instance in fresh:
+        instance.pattern = first.setdefault(instance.folded.key, instance)
+    with _in_place(twin, fresh, _Replayed):
+        step(twin, leaves)
+    return fresh
 
 
 def _check_loss(loss: Any) -> None:
@@ -128,10 +147,8 @@ class _BlockCall(torch.autograd.Function):
         return None, None, None, *(next(found) if need else None for need in instance.needs)
 
 
-class _Stub(nn.Module):
-    """Stands where a block stood: looks like it, calls `hpsearch::block`."""
-
-    anchor: torch.Tensor
+class _StandIn(nn.Module):
+    """Stands where a block stood, and has its attributes."""
 
     def __init__(self, instance: Instance, call: int) -> None:
         super().__init__()
@@ -140,6 +157,12 @@ class _Stub(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.instance.record.module, name)
+
+
+class _Stub(_StandIn):
+    """Calls `hpsearch::block` instead."""
+
+    anchor: torch.Tensor
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         record = self.instance.record
@@ -152,15 +175,33 @@ class _Stub(nn.Module):
         return pytree.tree_unflatten(leaves, record.out_spec)
 
 
+class _Replayed(_StandIn):
+    """Records the call; runs it only when no call of its class ran before."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        record, pattern = self.instance.record, self.instance.pattern.record
+        record.leaves, record.in_spec = pytree.tree_flatten((args, kwargs))
+        self.instance.needs = tuple(t.requires_grad for t in record.tensors)
+        if pattern is record:
+            result = record.module(*args, **kwargs)
+        else:
+            actual = {id(old): new for old, new in zip(pattern.tensors, record.tensors, strict=True)}
+            actual |= {id(t): torch.empty_like(t).requires_grad_(t.requires_grad) for t in pattern.returned}
+            leaves = [actual[id(x)] if isinstance(x, torch.Tensor) else x for x in pattern.out_leaves]
+            result = pytree.tree_unflatten(leaves, pattern.out_spec)
+        record.out_leaves, record.out_spec = pytree.tree_flatten(result)
+        return result
+
+
 @contextmanager
-def _stubbed(twin: nn.Module, instances: list[Instance]) -> Iterator[None]:
-    """While open, the folded modules of `twin` are stubs."""
+def _in_place(twin: nn.Module, instances: list[Instance], kind: type[_StandIn]) -> Iterator[None]:
+    """While open, stand-ins stand for the folded modules of `twin`."""
     places = []
     for call, instance in enumerate(instances):
         parent, _, name = instance.record.prefix.rpartition(".")
         place = twin.get_submodule(parent)._modules
         places.append((place, name, place[name]))
-        place[name] = _Stub(instance, call)
+        place[name] = kind(instance, call)
     try:
         yield
     finally:

@@ -1,0 +1,109 @@
+"""`capture_config`: from a Hugging Face `config.json` to a captured graph; no weights, no network."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpsearch.capture.captured import CapturedGraph, capture
+from hpsearch.capture.twin import COMPUTE_DTYPE
+from hpsearch.errors import CaptureError
+
+POSITION_TABLES = {"gpt2": "n_positions", "whisper": "max_target_positions", "opt": "max_position_embeddings"}
+"""Config field that bounds the sequence, for model types with a table of positions."""
+
+
+def capture_config(
+    config: str | Path | Mapping[str, Any], *, rows: int = 2, seq_len: int, recipe: str = "bf16"
+) -> CapturedGraph:
+    """Captures the class that `architectures[0]` names, on a batch made up from what its forward takes.
+
+    config: path of a `config.json`, or its contents. rows: sequences (or images) of a batch. seq_len: tokens of each.
+    Raises CaptureError for a config that transformers does not know, in one line.
+    """
+    contents = read_config(config)
+    model = model_of(contents)
+    batch = batch_for(model, rows, seq_len, COMPUTE_DTYPE.get(recipe, torch.float32))
+    return capture(model, batch, recipe=recipe)
+
+
+def read_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of a config. Raises CaptureError for a file that is not a JSON object."""
+    if isinstance(config, Mapping):
+        return dict(config)
+    try:
+        contents = json.loads(Path(config).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CaptureError(f"config {config}", f"cannot be read: {error.strerror}", "Check the path.") from error
+    except ValueError as error:
+        raise CaptureError(
+            f"config {config}", f"expected JSON, but {error}", "Pass a Hugging Face config.json."
+        ) from error
+    if not isinstance(contents, dict):
+        raise CaptureError(f"config {config}", "expected a JSON object", "Pass a Hugging Face config.json.")
+    return contents
+
+
+def model_of(contents: Mapping[str, Any]) -> nn.Module:
+    """The model on the meta device, in training mode. Raises CaptureError for an unknown class."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise CaptureError(
+            "config", "needs transformers, which is not installed", 'pip install "hpsearch[hf]"'
+        ) from error
+    names = contents.get("architectures") or []
+    if not names:
+        raise CaptureError("config", "expected `architectures` with a class name, but found none", "Add it.")
+    kind = getattr(transformers, str(names[0]), None)
+    if kind is None or getattr(kind, "config_class", None) is None:
+        version = transformers.__version__
+        raise CaptureError(
+            f"architecture {names[0]}", f"transformers {version} has no such model class", "Use a class it knows."
+        )
+    config = kind.config_class.from_dict(dict(contents))
+    with torch.device("meta"):
+        model: nn.Module = kind(config)
+    return model.train()
+
+
+def batch_for(model: Any, rows: int, seq_len: int, compute: torch.dtype) -> dict[str, torch.Tensor]:
+    """Meta tensors for a training step: tokens and labels, or images or sound and labels."""
+    takes = inspect.signature(model.forward).parameters
+    config = model.config
+    table = POSITION_TABLES.get(config.model_type)
+    if table is not None and seq_len > getattr(config, table):
+        raise CaptureError(
+            f"sequence length {seq_len}",
+            f"expected at most {table} = {getattr(config, table)} of {type(model).__name__}",
+            "Choose a shorter sequence.",
+        )
+    if "labels" not in takes:
+        raise CaptureError(
+            f"architecture {type(model).__name__}",
+            "expected a class with a loss, but its forward takes no labels",
+            "Name the class with a head in `architectures`, or call capture with a loss function.",
+        )
+    tokens = torch.empty(rows, seq_len, dtype=torch.int64, device="meta")
+    if "input_ids" in takes:
+        return {"input_ids": tokens, "labels": tokens}
+    if "input_features" in takes:
+        frames = 2 * config.max_source_positions
+        sound = torch.empty(rows, config.num_mel_bins, frames, dtype=compute, device="meta")
+        return {"input_features": sound, "labels": tokens}
+    if "pixel_values" in takes:
+        size = config.image_size
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        images = torch.empty(rows, config.num_channels, height, width, dtype=compute, device="meta")
+        return {"pixel_values": images, "labels": torch.empty(rows, dtype=torch.int64, device="meta")}
+    raise CaptureError(
+        f"architecture {type(model).__name__}",
+        f"expected input_ids, input_features or pixel_values, but forward takes {', '.join(takes)}",
+        "Call capture with the module and a batch.",
+    )
