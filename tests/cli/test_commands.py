@@ -4,39 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from hpsearch.cli import main
 from hpsearch.plan import Plan
+from tests.cli.conftest import Command
 from tests.plan.sample import plan_file
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    stdout: str
-    stderr: str
-
-
-Command = Callable[..., Ended]
-
-
-@pytest.fixture
-def hpsearch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The console script, in this process."""
-
-    def run(*arguments: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["hpsearch", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return Ended(int(end.value.code or 0), said.out, said.err)
-
-    return run
 
 
 @pytest.fixture
