@@ -132,16 +132,19 @@ def _attention(facts: OpFacts) -> Iterable[Rule]:
 
 
 def _attention_backward(facts: OpFacts) -> Iterable[Rule]:
-    """(grad, q, k, v, out, logsumexp, mask?) → gradients of q, k, v."""
-    seq = "." if facts.arg(7, "is_causal", False) else "s"
-    q = f"bh{seq}."
-    words = [q, q, "bh..", "bh..", q, f"bh{seq}", *_mask(facts, 6, seq)]
-    yield from letters(words, [q, "bh..", "bh.."])
+    """(grad, q, k, v, out, logsumexp, mask?) → gradients of q, k, v.
+
+    Given logsumexp, key positions are independent as well: a cut of them leaves addends of the gradient of q.
+    """
+    seq, keys = ("..", ".") if facts.arg(7, "is_causal", False) else ("s.", "t")
+    q, kv = f"bh{seq}", f"bh{keys}."
+    words = [q, q, kv, kv, q, q[:3], *_mask(facts, 6, seq[0], keys)]
+    yield from letters(words, [q, kv, kv])
 
 
-def _mask(facts: OpFacts, position: int, seq: str) -> list[str]:
+def _mask(facts: OpFacts, position: int, seq: str, keys: str = ".") -> list[str]:
     """The word of the attention mask; none when there is no mask."""
-    return [_broadcast(t.shape, f"bh{seq}.") for t in facts.inputs[position:]]
+    return [_broadcast(t.shape, f"bh{seq}{keys}") for t in facts.inputs[position:]]
 
 
 def _nll_loss(facts: OpFacts) -> Iterable[Rule]:
@@ -150,8 +153,9 @@ def _nll_loss(facts: OpFacts) -> Iterable[Rule]:
     The mean (reduction 1) of a shard is not an addend of the whole mean, so only none (0) and sum (2) can be cut.
     """
     rank, reduction = len(facts.inputs[0].shape), facts.args[3]
-    if rank == 2 and reduction == 2:
-        yield from letters(["n.", "n", *(["."] * (len(facts.inputs) - 2))], ["", ""])
+    weight = ["R"] * (len(facts.inputs) - 2)
+    if rank == 2 and reduction != 1:
+        yield ("S0", "S0", *weight), ("S0", "R") if reduction == 0 else ("P", "P")
 
 
 def _nll_loss_backward(facts: OpFacts) -> Iterable[Rule]:
@@ -280,14 +284,14 @@ OWN: dict[str, tuple[OwnRule, str]] = {
     "aten.reflection_pad1d.default": (_leading(-1), NONE),
     "aten.reflection_pad2d.default": (_leading(-1, -2), NONE),
     "aten.replication_pad2d.default": (_leading(-1, -2), NONE),
-    "aten.pixel_shuffle.default": (_leading(-1, -2, -3), NONE),
-    "aten.pixel_unshuffle.default": (_leading(-1, -2, -3), NONE),
+    "aten.pixel_shuffle.default": (_leading(), NONE),
+    "aten.pixel_unshuffle.default": (_leading(), NONE),
     "aten.upsample_nearest2d.vec": (_leading(-1, -2), NONE),
     "aten.upsample_bilinear2d.vec": (_leading(-1, -2), NONE),
     "aten.glu.default": (_along(1), NONE),
     "aten.glu_backward.default": (_along(2), NONE),
     "aten.unsafe_split.Tensor": (_along(2), NONE),
-    "aten.repeat_interleave.self_int": (_along(2), NONE),
+    "aten.repeat_interleave.self_int": (_leading(), NONE),
     "aten.unfold.default": (_unfold, NONE),
     "aten.copy.default": (_copy, NONE),
     "aten.fill.Tensor": (_copy, NONE),

@@ -34,7 +34,7 @@ def rules_for(node: fx.Node) -> tuple[Rule, ...]:
     facts = OpFacts.of(node)
     key = facts.key
     if key not in _found:
-        _found[key] = _rules(facts)
+        _found[key] = find_rules(facts)
     return _found[key]
 
 
@@ -49,7 +49,8 @@ def _source(facts: OpFacts) -> str:
     return source_of(facts.target) or "none"
 
 
-def _rules(facts: OpFacts) -> tuple[Rule, ...]:
+def find_rules(facts: OpFacts) -> tuple[Rule, ...]:
+    """`rules_for` by the facts of the op, not cached."""
     source = _source(facts)
     found: Iterable[Rule] = ()
     if source == "own":

@@ -81,21 +81,21 @@ def _strided(args: Args, kwargs: Kwargs, outs: Sequence[Shape], ins: Sequence[Sh
 
 def _convolution(args: Args, kwargs: Kwargs, outs: Sequence[Shape], ins: Sequence[Shape]) -> tuple[Args, Kwargs]:
     """convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups): groups of the piece."""
-    return _replaced(args, 8, _groups(args[6], ins[0], ins[1])), kwargs
+    return _replaced(args, 8, _groups(outs[0] if args[6] else ins[0], ins[1])), kwargs
 
 
 def _convolution_backward(
     args: Args, kwargs: Kwargs, outs: Sequence[Shape], ins: Sequence[Shape]
 ) -> tuple[Args, Kwargs]:
     """convolution_backward(grad, x, w, bias_sizes, …, transposed (7), output_padding, groups (9), mask)."""
-    groups = _groups(args[7], ins[1], ins[2])
+    groups = _groups(ins[0] if args[7] else ins[1], ins[2])
     bias = args[3] if args[3] is None else [ins[0][1]]
     return _replaced(_replaced(args, 3, bias), 9, groups), kwargs
 
 
-def _groups(transposed: bool, image: Shape, weight: Shape) -> int:
-    """Convolution groups follow from shapes: weight dim 1 is channels per group (dim 0 holds all, if transposed)."""
-    return 1 if transposed else image[1] // weight[1]
+def _groups(image: Shape, weight: Shape) -> int:
+    """Groups follow from shapes: weight dim 1 is channels per group, of the input or, if transposed, of the output."""
+    return image[1] // weight[1]
 
 
 def _group_norm(first: int) -> Localizer:
@@ -113,6 +113,7 @@ _RESHAPES = frozenset(
         _aten.view.default,
         _aten._unsafe_view.default,
         _aten.reshape.default,
+        _aten._reshape_alias.default,
         _aten.unsqueeze.default,
         _aten.squeeze.default,
         _aten.squeeze.dim,

@@ -167,15 +167,18 @@ def _doubled(arg: Any) -> Any:
 
 def random_inputs(facts: OpFacts, generator: torch.Generator) -> list[torch.Tensor]:
     """Positive floats (roots and logarithms stay real), booleans, and small integers that are valid indices."""
-    return [random_tensor(t, generator, INDEX_BELOW.get(facts.name, lambda f: 3)(facts)) for t in facts.inputs]
+    start, below = 0, INDEX_BELOW.get(facts.name, lambda f: 3)(facts)
+    if len(facts.inputs) == 1 and len(facts.args) == 2 and type(facts.args[1]) is int:
+        start = facts.args[1] - 1  # around the number it is compared with
+    return [random_tensor(t, generator, start, below) for t in facts.inputs]
 
 
-def random_tensor(tensor: TensorFacts, generator: torch.Generator, below: int = 3) -> torch.Tensor:
+def random_tensor(tensor: TensorFacts, generator: torch.Generator, start: int, below: int) -> torch.Tensor:
     if tensor.dtype.is_floating_point:
         return torch.rand(tensor.shape, generator=generator, dtype=torch.float64) + 0.5
     if tensor.dtype == torch.bool:
         return torch.rand(tensor.shape, generator=generator) < 0.5
-    return torch.randint(0, below, tensor.shape, generator=generator, dtype=tensor.dtype)
+    return torch.randint(start, start + below, tensor.shape, generator=generator, dtype=tensor.dtype)
 
 
 INDEX_BELOW: dict[str, Callable[[OpFacts], int]] = {
@@ -189,7 +192,8 @@ INDEX_BELOW: dict[str, Callable[[OpFacts], int]] = {
 
 def _attention_fits(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *mask: tuple[int, ...]) -> bool:
     same = (q[0], q[3]) == (k[0], k[3]) and k == v and q[1] % k[1] == 0
-    return same and all(m in (1, n) for shape in mask for m, n in zip(shape, (q[0], q[1], q[2], k[2]), strict=False))
+    full = (q[0], q[1], q[2], k[2])
+    return same and all(m in (1, n) for shape in mask for m, n in zip(shape, full[4 - len(shape) :], strict=True))
 
 
 SAFE: dict[str, Callable[..., bool]] = {
@@ -198,7 +202,10 @@ SAFE: dict[str, Callable[..., bool]] = {
         g == q == o and lse == q[:3] and _attention_fits(q, k, v, *mask)
     ),
     "aten.embedding_dense_backward.default": lambda grad, indices: grad[:-1] == indices,
-    "aten.nll_loss_backward.default": lambda grad, x, target, *_: x[:-1] == target and grad in ((), target),
+    "aten.nll_loss_forward.default": lambda x, target, *w: x[:-1] == target and all(s == x[-1:] for s in w),
+    "aten.nll_loss_backward.default": lambda grad, x, target, *w: (
+        x == (*target, 18) and grad in ((), target) and all(s in ((), x[-1:]) for s in w)
+    ),
     "aten.native_layer_norm_backward.default": lambda g, x, mean, rstd, *_: g == x and mean[:-1] == rstd[:-1] == x[:-1],
     "aten.native_group_norm.default": lambda x, *w: all(s == x[1:2] for s in w),
     "aten.avg_pool2d_backward.default": lambda g, x: g[:-2] == x[:-2],
@@ -207,4 +214,5 @@ SAFE: dict[str, Callable[..., bool]] = {
         g == x and mean == rstd and mean[0] == x[0] and x[1] % mean[1] == 0 and all(s == x[1:2] for s in w)
     ),
 }
-"""Shapes that a kernel takes without reading past its tensors; these kernels do not check for themselves."""
+"""Shapes that a kernel takes without reading past its tensors; these kernels do not check for themselves. The examples
+of nll_loss have 18 classes."""
