@@ -100,16 +100,14 @@ def storages(
 
 
 def stored_dim(shape: tuple[int, ...], tp: Placement, mesh: Mesh) -> int | None:
-    """The dim that dp_shard cuts at rest: the first that divides evenly, else the first that is long enough, else the
-    longest (padded for the gather). None for scalars, empty tensors and meshes without dp_shard."""
+    """The dim that dp_shard cuts at rest: the one that leaves a rank the fewest elements, the first of equals.
+
+    An even cut always wins over an uneven one; where none is even, the last ranks hold less, or nothing, and the gather
+    is padded. None where a cut saves nothing: scalars, one element, empty tensors, meshes without dp_shard.
+    """
     pieces = mesh.size("dp_shard")
     if pieces == 1 or not shape or 0 in shape:
         return None
     local = Layout((("tp", tp),)).local_shape(shape, {"tp": mesh.size("tp")} if not tp.is_replicate else {})
-    for dim, size in enumerate(local):
-        if size % pieces == 0:
-            return dim
-    for dim, size in enumerate(local):
-        if size >= pieces:
-            return dim
-    return max(range(len(local)), key=lambda d: local[d])
+    best = min(range(len(local)), key=lambda d: -(-local[d] // pieces) / local[d])
+    return best if local[best] > 1 else None

@@ -15,7 +15,7 @@ from hpsearch.graph import ModelGraph
 from hpsearch.layout import Mesh
 from hpsearch.layout.mesh import RANK_ORDER
 from hpsearch.search.fix import Fix
-from hpsearch.strategy import check_degree, legal_tp
+from hpsearch.strategy import check_degree, is_legal_tp
 
 SPACE = (
     "meshes of one or two axes out of dp_replicate, dp_shard, tp (tp on neighbouring ranks); data axes split the "
@@ -54,7 +54,7 @@ def meshes(model: ModelGraph, devices: int, fix: Fix) -> Iterator[dict[str, int]
     """
     _check_pins(model, devices, fix)
     for tp in _divisors(devices):
-        if fix.degrees.get("tp", tp) != tp or not _is_legal_tp(model, tp):
+        if fix.degrees.get("tp", tp) != tp or not is_legal_tp(model, tp):
             continue
         rest = devices // tp
         for dp_replicate in _divisors(rest):
@@ -84,10 +84,6 @@ def _check_pins(model: ModelGraph, devices: int, fix: Fix) -> None:
     if sum(size > 1 for size in fix.degrees.values()) > 2:
         pins = ", ".join(f"{name}={size}" for name, size in fix.degrees.items())
         raise LegalityError(f"fix {pins}", "expected at most two axes larger than 1", "Pin one of them to 1.")
-
-
-def _is_legal_tp(model: ModelGraph, tp: int) -> bool:
-    return tp in legal_tp(model, tp)
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,7 +1,8 @@
 """Every legal way to split every op. No torch, no prices."""
 
 from hpsearch.strategy.data_axes import DataPlacements, propagate_all
-from hpsearch.strategy.search_space import Edge, Node, Reader, SearchSpace, check_degree, enumerate_space, legal_tp
+from hpsearch.strategy.heads import check_degree, head_counts, is_legal_tp, legal_tp
+from hpsearch.strategy.search_space import Edge, Node, Reader, SearchSpace, enumerate_space
 
 __all__ = [
     "DataPlacements",
@@ -11,6 +12,8 @@ __all__ = [
     "SearchSpace",
     "check_degree",
     "enumerate_space",
+    "head_counts",
+    "is_legal_tp",
     "legal_tp",
     "propagate_all",
 ]

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hpsearch.errors import LegalityError
 from hpsearch.graph import Call, ModelGraph, Op, OpGraph, Rule, Value
 from hpsearch.layout import REPLICATE, Placement, shard
 from hpsearch.strategy.data_axes import DataPlacements, propagate_all
+from hpsearch.strategy.heads import check_degree
 
 NodeKey = tuple[str, str]
 """(graph name, op or placeholder name)."""
@@ -87,25 +87,6 @@ def enumerate_space(model: ModelGraph, tp: int, data: dict[str, DataPlacements] 
         for node in _nodes(graph, count, tp, data[graph.name]):
             nodes[node.key] = node
     return SearchSpace(model, tp, nodes, tuple(_edges(model, graphs)), data, graphs)
-
-
-def check_degree(model: ModelGraph, tp: int) -> None:
-    """Attention is split by whole heads: tp must divide the query heads and the key/value heads."""
-    for field_name in ("num_key_value_heads", "num_attention_heads"):
-        heads = model.limits.get(field_name)
-        if heads and heads % tp:
-            legal = legal_tp(model, heads)
-            raise LegalityError(
-                f"tp={tp}",
-                f"expected a divisor of {field_name} = {heads}, but {heads} % {tp} = {heads % tp}",
-                f"Legal tp for {model.name}: {legal}.",
-            )
-
-
-def legal_tp(model: ModelGraph, at_most: int) -> list[int]:
-    """Degrees up to `at_most` that divide every head count of the model."""
-    heads = [model.limits[k] for k in ("num_key_value_heads", "num_attention_heads") if model.limits.get(k)]
-    return [t for t in range(1, at_most + 1) if all(h % t == 0 for h in heads)]
 
 
 def _nodes(graph: OpGraph, count: int, tp: int, data: DataPlacements) -> Iterator[Node]:
