@@ -58,6 +58,37 @@ def tracing(twin: nn.Module, batch: Batch) -> Iterator[None]:
         for config in _configs(getattr(module, "config", None)):
             if getattr(config, "use_cache", False):
                 config.use_cache = False
+    with _sorted_sets(twin), _no_packing(batch):
+        yield
+
+
+class _SortedSet(set):  # type: ignore[type-arg]
+    """A set that is walked in sorted order."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(sorted(super().__iter__(), key=str))
+
+
+@contextmanager
+def _sorted_sets(twin: nn.Module) -> Iterator[None]:
+    """While open, `for layer_type in set(config.layer_types)`, as 51 models have it, runs in the same order everywhere.
+
+    Python's own order of strings in a set differs from process to process, and with it the trace and the plan.
+    """
+    names = sorted({type(module).__module__ for module in twin.modules()})
+    sources = [sys.modules[name] for name in names if name.startswith("transformers.")]
+    own = [source for source in sources if "set" not in vars(source)]
+    for source in own:
+        source.set = _SortedSet  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for source in own:
+            del source.set  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _no_packing(batch: Batch) -> Iterator[None]:
     masking = sys.modules.get("transformers.masking_utils")
     if masking is None or any(leaf.name.rpartition(".")[2] == "position_ids" for leaf in batch.leaves):
         yield
