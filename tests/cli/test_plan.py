@@ -130,3 +130,17 @@ def test_the_bytes_do_not_depend_on_hash_seeds(config: Path) -> None:
         found.append(ended.stdout)
     assert Plan.from_bytes(found[0])
     assert found == [found[0]] * 5
+
+
+def test_a_second_plan_needs_no_torch(config: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom hpsearch.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules, file=sys.stderr)"
+    )
+    environment = {**os.environ, "HPSEARCH_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", code, "plan", "--model", str(config), *map(str, JOB), "-o", "-"]
+    found = [subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240) for _ in range(2)]
+    assert [ended.returncode for ended in found] == [0, 0], found[0].stderr
+    assert [ended.stderr.splitlines()[-1] for ended in found] == ["True True", "False False"]
+    assert found[0].stdout == found[1].stdout
