@@ -23,6 +23,7 @@ from hpsearch.lower.local_graph import LocalGraph, localize_graph
 from hpsearch.lower.parameters import ParamUse, make_slot, make_use, torch_dtype
 from hpsearch.lower.pieces import Outer, Piece, Unit, block_piece, cut_outer
 from hpsearch.lower.program import BufferSlot, InputSlot, ParallelProgram
+from hpsearch.lower.randomness import refuse_random
 from hpsearch.lower.redistribution import redistribute_value
 from hpsearch.plan import Plan
 from hpsearch.plan.decisions import decisions_of
@@ -41,9 +42,10 @@ class Captured(Protocol):
 def lower(captured: Captured, plan: Plan) -> ParallelProgram:
     """The program of `plan` for a graph captured at the plan's rows of a micro-batch.
 
-    Raises LoweringError where the plan does not fit the graph, or cuts an activation unevenly.
+    Raises LoweringError where the plan does not fit the graph or cuts an activation unevenly, and for random numbers.
     """
     model, mesh = captured.graph, plan.mesh
+    refuse_random(model, captured.fx, plan)
     decisions = decisions_of(plan.file, model)
     local = {name: localize_graph(decided, captured.fx[name], mesh) for name, decided in decisions.items()}
     outer_name = model.outer.name
