@@ -28,7 +28,7 @@ class Slot:
     """What a placeholder or a result of a joint graph is.
 
     kind: `param`, `buffer` (key: FQN), `input`, `output` (key: index), `tangent` (key: index of the output),
-    `param_grad` (key: FQN), `input_grad` (key: index of the input). `none`, the gradient of what needs none, is dropped.
+    `param_grad` (key: FQN), `input_grad` (key: index of the input), `none` (the gradient of what needs none; dropped).
     """
 
     kind: str
@@ -119,7 +119,7 @@ def _output_slot(desc: Any) -> Slot:
         case descriptors.InputMutationAOTOutput(of):
             slot = _input_slot(of)
             raise CaptureError(
-                f"{slot.kind} {slot.key}",
+                f"{slot.kind} {str(slot.key).partition('.')[2] or slot.key}",
                 "expected a training step that leaves buffers and inputs as they are, but forward writes into it",
                 "BatchNorm's running statistics are such writes; use a norm without running statistics.",
             )

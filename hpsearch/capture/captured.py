@@ -16,6 +16,7 @@ from hpsearch.capture import huggingface
 from hpsearch.capture.batch import COUNT, Batch, Leaf, Loss
 from hpsearch.capture.piece import Piece, block_input_names, drop_call_inputs, make_piece
 from hpsearch.capture.read import Rows, read_graph
+from hpsearch.capture.scope import one_graph
 from hpsearch.capture.trace import Traced, trace
 from hpsearch.capture.twin import COMPUTE_DTYPE, make_twin
 from hpsearch.graph import Input, ModelGraph, Param
@@ -68,7 +69,7 @@ def capture(
     rows = form.rows if rows is None else rows
     traced: dict[int, _Pieces] = {}
     first: Traced | None = None
-    with mode, huggingface.tracing(twin, form):
+    with mode, one_graph(), huggingface.tracing(twin, form):
         for count in dict.fromkeys((READ_ROWS.first, READ_ROWS.second, rows)):
             found = trace(twin, form.fakes(count), form.step(loss), like=first)
             first = first or found

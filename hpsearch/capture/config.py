@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 from hpsearch.capture.captured import CapturedGraph, capture
 from hpsearch.capture.twin import COMPUTE_DTYPE
 from hpsearch.errors import CaptureError
+from hpsearch.graph.store import config_key, read_config, save_graph
 
 POSITION_TABLES = {"gpt2": "n_positions", "whisper": "max_target_positions", "opt": "max_position_embeddings"}
 """Config field that bounds the sequence, for model types with a table of positions."""
@@ -25,29 +25,15 @@ def capture_config(
     """Captures the class that `architectures[0]` names, on a batch made up from what its forward takes.
 
     config: path of a `config.json`, or its contents. rows: sequences (or images) of a batch. seq_len: tokens of each.
-    Raises CaptureError for a config that transformers does not know, in one line.
+    The graph is kept for `hpsearch.graph.store.load_graph`. Raises CaptureError, in one line, for a config that
+    transformers does not know.
     """
     contents = read_config(config)
     model = model_of(contents)
     batch = batch_for(model, rows, seq_len, COMPUTE_DTYPE.get(recipe, torch.float32))
-    return capture(model, batch, recipe=recipe)
-
-
-def read_config(config: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of a config. Raises CaptureError for a file that is not a JSON object."""
-    if isinstance(config, Mapping):
-        return dict(config)
-    try:
-        contents = json.loads(Path(config).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CaptureError(f"config {config}", f"cannot be read: {error.strerror}", "Check the path.") from error
-    except ValueError as error:
-        raise CaptureError(
-            f"config {config}", f"expected JSON, but {error}", "Pass a Hugging Face config.json."
-        ) from error
-    if not isinstance(contents, dict):
-        raise CaptureError(f"config {config}", "expected a JSON object", "Pass a Hugging Face config.json.")
-    return contents
+    captured = capture(model, batch, recipe=recipe)
+    save_graph(config_key(contents, seq_len, recipe), captured.graph)
+    return captured
 
 
 def model_of(contents: Mapping[str, Any]) -> nn.Module:

@@ -2,7 +2,7 @@
 
 In the order they run:
 
-    drop_aliases      detach, alias, lift_fresh, copies, views and expands to the same shape: their input stands for them
+    drop_aliases      detach, alias, lift_fresh, copies, views to the same shape: their input stands for them
     one_spelling      _unsafe_view and reshape → view; transposes of a matrix → t; t of t → nothing
     restore_einsum    view–mm–view, forward and both backward products → `hpsearch::einsum` on unflattened tensors
     sink_bias         view(x) + bias → view(x + bias)
@@ -65,9 +65,13 @@ def _replace(node: fx.Node, by: fx.Node) -> None:
 
 
 def _drop_dead(graph: fx.Graph) -> None:
+    """A block's backward is never dead: it makes the gradients of the block's parameters."""
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users:
-            graph.erase_node(node)
+            if node.target is torch.ops.hpsearch.block_backward.default:
+                node.meta["val"] = []
+            else:
+                graph.erase_node(node)
 
 
 def one_spelling(graph: fx.Graph) -> None:

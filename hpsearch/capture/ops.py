@@ -85,6 +85,9 @@ def _einsum_fake(equation: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tenso
 TensorForm = tuple[torch.Size, tuple[int, ...], torch.dtype]
 """Shape, strides, dtype."""
 
+ANCHOR: TensorForm = (torch.Size(()), (), torch.float32)
+"""What `block_backward` returns for a block none of whose inputs wants a gradient, so that the trace keeps it."""
+
 
 @dataclass
 class CallForm:
@@ -115,4 +118,5 @@ def _block_fake(inputs: list[torch.Tensor], call: int) -> list[torch.Tensor]:
 
 @torch.library.register_fake("hpsearch::block_backward", lib=_LIBRARY)
 def _block_backward_fake(tangents: list[torch.Tensor], call: int) -> list[torch.Tensor]:
-    return [torch.empty_strided(s, st, dtype=d, device="cpu") for s, st, d in _calls[call].input_grads]
+    forms = _calls[call].input_grads or (ANCHOR,)
+    return [torch.empty_strided(s, st, dtype=d, device="cpu") for s, st, d in forms]

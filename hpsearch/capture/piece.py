@@ -43,7 +43,7 @@ def make_piece(joint: Joint, prefix: str, input_names: list[str], needs: tuple[b
     """
     graph = joint.graph
     ends = dict(zip((n for n in graph.nodes if n.op == "placeholder"), joint.placeholders, strict=True))
-    results = _results(joint, ends, needs)
+    results = _results(joint, ends, needs, prefix)
     normalise(graph)
     _drop_foreign(graph, ends, prefix)
     by_slot = {slot: node for node, slot in ends.items()}
@@ -65,12 +65,17 @@ def make_piece(joint: Joint, prefix: str, input_names: list[str], needs: tuple[b
     return piece
 
 
-def _results(joint: Joint, ends: dict[fx.Node, Slot], needs: tuple[bool, ...]) -> list[Slot]:
-    """Rewrites the output node to a flat list of existing results, and says what each is."""
+def _results(joint: Joint, ends: dict[fx.Node, Slot], needs: tuple[bool, ...], prefix: str) -> list[Slot]:
+    """Rewrites the output node to a flat list of wanted results, and says what each is."""
     graph = joint.graph
     output = graph.output_node()
     inputs = {slot.key: node for node, slot in ends.items() if slot.kind == "input"}
-    pairs = list(zip(joint.results, output.args[0], strict=True))  # type: ignore[arg-type]
+    nodes: Any = output.args[0]
+    pairs = [
+        (slot, node)
+        for slot, node in zip(joint.results, nodes, strict=True)
+        if slot.kind != "param_grad" or slot.key.startswith(prefix)
+    ]
     found = {slot for slot, _ in pairs}
     for index, need in enumerate(needs):
         slot = Slot("input_grad", index)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
+
+from hpsearch.errors import CaptureError
 
 _OURS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 """Folders whose frames are not the user's."""
@@ -64,6 +68,22 @@ def recording(model: nn.Module) -> Iterator[None]:
             fx_traceback.current_meta["custom"] = saved
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def one_graph() -> Iterator[None]:
+    """While open, a look at tensor values becomes a CaptureError that names the user's line."""
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
+        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "model"
+        code = f" (`{frames[-1].line}`)" if frames else ""
+        raise CaptureError(
+            place,
+            f"expected one graph for every batch, but {error.func} makes Python depend on the values of a tensor{code}",
+            "Write it with tensor operations, such as torch.where.",
+        ) from error
 
 
 def scope_and_source(graph: fx.Graph) -> dict[str, tuple[str, str]]:

@@ -144,7 +144,8 @@ class _BlockCall(torch.autograd.Function):
         instance.differentiated = tuple(g is not None for g in grads)
         tangents = [g.contiguous() for g in grads if g is not None]
         found = iter(torch.ops.hpsearch.block_backward(tangents, ctx.call))
-        return None, None, None, *(next(found) if need else None for need in instance.needs)
+        anchor = None if any(instance.needs) else next(found)
+        return None, None, anchor, *(next(found) if need else None for need in instance.needs)
 
 
 class _StandIn(nn.Module):

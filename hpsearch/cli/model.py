@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from hpsearch.errors import CaptureError
-from hpsearch.graph import ModelGraph
+from hpsearch.graph import ModelGraph, store
 
 CALLABLE = "a function of no argument, or of seq_len, that returns (model, batch) or (model, batch, loss)"
 
@@ -29,6 +29,9 @@ def load_graph(model: str, seq_len: int, recipe: str) -> ModelGraph:
 
 
 def _of_config(path: Path, seq_len: int, recipe: str) -> ModelGraph:
+    kept = store.load_graph(store.config_key(store.read_config(path), seq_len, recipe))
+    if kept is not None:
+        return kept
     from hpsearch.capture import capture_config
 
     graph: ModelGraph = capture_config(path, seq_len=seq_len, recipe=recipe).graph
