@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from hpsearch.capture import settings
 from hpsearch.capture.captured import CapturedGraph, capture
 from hpsearch.capture.twin import COMPUTE_DTYPE
 from hpsearch.errors import CaptureError
@@ -32,12 +34,14 @@ def capture_config(
     model = model_of(contents)
     batch = batch_for(model, rows, seq_len, COMPUTE_DTYPE.get(recipe, torch.float32))
     captured = capture(model, batch, recipe=recipe)
+    graph = replace(captured.graph, assumed=settings.assumed(contents, model.config))
+    captured = replace(captured, graph=graph)
     save_graph(config_key(contents, seq_len, recipe), captured.graph)
     return captured
 
 
 def model_of(contents: Mapping[str, Any]) -> nn.Module:
-    """The model on the meta device, in training mode. Raises CaptureError for an unknown class."""
+    """The model on the meta device, in training mode. Raises CaptureError for an unknown class or a wrong config."""
     try:
         import transformers
     except ImportError as error:
@@ -53,10 +57,8 @@ def model_of(contents: Mapping[str, Any]) -> nn.Module:
         raise CaptureError(
             f"architecture {names[0]}", f"transformers {version} has no such model class", "Use a class it knows."
         )
-    config = kind.config_class.from_dict(dict(contents))
     with torch.device("meta"):
-        model: nn.Module = kind(config)
-    return model.train()
+        return settings.build(kind, contents).train()
 
 
 def batch_for(model: Any, rows: int, seq_len: int, compute: torch.dtype) -> dict[str, torch.Tensor]:

@@ -51,6 +51,8 @@ def plan_command(
     machine = _load_cluster(cluster, devices)
     with progress_bar(f"capturing {model}"):
         graph = load_graph(model, seq_len, recipe)
+    if graph.assumed:
+        show(Text(f"{model} does not state {', '.join(graph.assumed)}: taken from the class."), stderr=True)
     with progress_bar("searching") as bar:
 
         def watch(what: str, done: int, known: int) -> None:

@@ -203,6 +203,8 @@ class ModelGraph:
     """Named sizes of the config that bound a degree: num_attention_heads, num_key_value_heads, vocab_size, …"""
     rows: int = 0
     """Rows at which the facts were read (any even number; sizes are affine, so another count needs no new capture)."""
+    assumed: tuple[str, ...] = ()
+    """What a config file leaves to its class: `vocab_size = 262208`; information only."""
 
     @property
     def num_params(self) -> int:
