@@ -184,7 +184,7 @@ def explain_parameter(plan: Plan, fqn: str) -> Group:
         parts += [Text(f"Activations of {entry.graph}, where it is used:"), collective_table(around, detail=True)]
     runners = plan.file.certificate.runners_up
     if runners:
-        table = tables.table("What other plans would cost", "plan", "step")
+        table = tables.table("What the next best plans would cost", "plan", "step")
         table.add_row("this one", units.seconds(plan.file.certificate.objective_s))
         for other in runners:
             table.add_row(other.candidate, other.reason)

@@ -55,8 +55,8 @@ class Certificate:
     solved: int
     pruned: int
     refused: tuple[Refusal, ...]
-    lost: tuple[tuple[float, str], ...]
-    """(seconds, label) of candidates that were not chosen."""
+    lost: tuple[tuple[float, str, str], ...]
+    """(seconds, label, "at least " where only a bound is known) of candidates that were not chosen."""
 
 
 def plan_of(model: ModelGraph, cluster: Cluster, found: Found, certificate: Certificate, fix: Fix) -> Plan:
@@ -210,7 +210,7 @@ def _certificate(found: Found, certificate: Certificate) -> CertificateEntry:
         solved=certificate.solved,
         pruned=certificate.pruned,
         refused=refused,
-        runners_up=tuple(Refusal(candidate=label, reason=f"{seconds:.6g} s") for seconds, label in lost),
+        runners_up=tuple(Refusal(candidate=label, reason=f"{least}{seconds:.6g} s") for seconds, label, least in lost),
     )
 
 

@@ -56,7 +56,7 @@ class _Search:
     deadline_s: float
     spaces: dict[int, SearchSpace] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
-    lost: list[tuple[float, str]] = field(default_factory=list)
+    lost: list[tuple[float, str, str]] = field(default_factory=list)
     considered: int = 0
     solved: int = 0
     pruned: int = 0
@@ -162,7 +162,7 @@ def _best_first(state: _Search, queue: list[_Entry]) -> float:
         if entry.bound_s >= best_s or (time.monotonic() > state.deadline_s and state.best):
             bound_s = min(bound_s, entry.bound_s)
             state.pruned = len(queue) + 1
-            state.lost += sorted((e.bound_s, f"{e.label}: at least") for e in [entry, *queue])[:3]
+            state.lost += sorted((e.bound_s, e.label, "at least ") for e in [entry, *queue])[:3]
             break
         found, proven_s = _solve(state, entry)
         bound_s = min(bound_s, proven_s)
@@ -171,7 +171,7 @@ def _best_first(state: _Search, queue: list[_Entry]) -> float:
         if found.objective_s < best_s:
             state.best, found = found, state.best
         if found is not None:
-            state.lost.append((found.objective_s, f"{found.label}:"))
+            state.lost.append((found.objective_s, found.label, ""))
     return min(bound_s, state.best.objective_s) if state.best else bound_s
 
 
