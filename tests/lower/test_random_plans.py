@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -34,9 +35,9 @@ MESHES = [
 seen: Counter[str] = Counter()
 
 
-def random_plan(captured: CapturedGraph, seed: int) -> Plan:
+def random_plan(captured: CapturedGraph, seed: int, meshes: Sequence[Mesh] = tuple(MESHES)) -> Plan:
     chance = random.Random(seed)
-    mesh = chance.choice(MESHES)
+    mesh = chance.choice(meshes)
     eagerness = chance.choice([0.0, 0.3, 0.9])
 
     def choose(graph: OpGraph, op: Op, legal: list[Rule]) -> Rule:
