@@ -21,7 +21,11 @@ AS_THE_OPERATION = "Edit both, or search again with `hpsearch plan` and --fix."
 def check_consistency(file: PlanFile, model: ModelGraph, subject: str) -> None:
     """Raises PlanError with the first placement that the model cannot take or that another field contradicts."""
     decisions = decisions_of(file, model)
-    for faults in (_rules(file, model), _parameters(file, decisions), _inputs(file, decisions[model.outer.name])):
+    for faults in (
+        _rules(file, model),
+        _parameters(file, decisions),
+        _inputs(file, model, decisions[model.outer.name]),
+    ):
         for problem, remedy in faults:
             raise PlanError(subject, problem, remedy)
 
@@ -57,8 +61,14 @@ def _parameters(file: PlanFile, decisions: dict[str, GraphDecisions]) -> Iterato
                 yield problem, AS_THE_OPERATION
 
 
-def _inputs(file: PlanFile, outer: GraphDecisions) -> Iterator[Fault]:
-    for entry, value in zip(file.inputs, outer.graph.inputs, strict=True):
+def _inputs(file: PlanFile, model: ModelGraph, outer: GraphDecisions) -> Iterator[Fault]:
+    rows = file.job.global_batch // file.job.micro_batches
+    for entry, leaf, value in zip(file.inputs, model.inputs, outer.graph.inputs, strict=True):
+        shape = tuple(fixed + each * rows for fixed, each in zip(leaf.fixed, leaf.per_row, strict=True))
+        if entry.shape != shape:
+            problem = f"input {entry.name}: expected shape {list(shape)} for a micro-batch of {rows} rows"
+            remedy = "The shape follows from job.global_batch and job.micro_batches; correct either."
+            yield f"{problem}, but found {list(entry.shape)}", remedy
         made = outer.made[value]
         if Layout.parse(entry.layout) != made:
             yield (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from hpsearch.cost.job import OPTIMIZER_STATES, RECIPES
-from hpsearch.errors import PlanError
+from hpsearch.cost.job import OPTIMIZER_STATES, RECIPES, check_batch
+from hpsearch.errors import LegalityError, PlanError
 from hpsearch.graph import ITEM_BYTES
 from hpsearch.layout import Layout, Mesh, Placement
 from hpsearch.layout.mesh import SPLIT_ORDER
@@ -63,10 +63,10 @@ def _job(file: PlanFile) -> Iterator[Fault]:
     for name, value in (("global_batch", job.global_batch), ("micro_batches", job.micro_batches)):
         if value < 1:
             yield f"job.{name}: expected at least 1, but found {value}", "Correct it."
-    if job.global_batch % job.micro_batches:
-        problem = f"job: global batch {job.global_batch} does not divide into {job.micro_batches} micro-batches"
-        legal = [n for n in range(1, job.global_batch + 1) if job.global_batch % n == 0]
-        yield problem, f"Legal numbers of micro-batches: {_short(legal)}."
+    try:
+        check_batch(job.global_batch, job.micro_batches, Mesh.of(**{axis.name: axis.size for axis in file.mesh}))
+    except LegalityError as error:
+        yield f"job: {error.subject}: {error.problem}", error.remedy
     if job.recipe not in RECIPES:
         yield f"job.recipe: unknown {job.recipe!r}", f"Recipes are {', '.join(RECIPES)}."
     if job.optimizer not in OPTIMIZER_STATES:
@@ -204,10 +204,3 @@ def _numbers(file: PlanFile) -> Iterator[Fault]:
     for name, number in seconds.items():
         if number < 0:
             yield f"{name}: expected no negative number, but found {number}", "Correct it."
-
-
-def _short(numbers: list[int]) -> str:
-    """At most eight of them, the largest kept."""
-    if len(numbers) <= 8:
-        return ", ".join(map(str, numbers))
-    return ", ".join(map(str, numbers[:6])) + f", …, {numbers[-1]}"

@@ -33,10 +33,8 @@ def _activations(
     graph = placed.graph
     for name, phase, target in placed.copies():
         value = graph.values[name]
-        if value.role == "param":  # a gathered parameter that is cut or gathered further for one op
-            shape = value.fixed
-        else:
-            shape = value.shape(rows)
+        # A parameter here is one that was gathered and is cut, or gathered further, for one op.
+        shape = value.fixed if value.role == "param" else value.shape(rows)
         runs = 2 if phase == "forward" and file.job.recompute.get(graph.name) == "full" else 1
         for c in redistribute(shape, ITEM_BYTES[value.dtype], placed.made[name], target, mesh.sizes):
             yield CollectiveEntry(

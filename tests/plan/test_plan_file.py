@@ -92,7 +92,7 @@ EDITS: list[tuple[str, Callable[[Tree], None], str]] = [
     ("degree one", put("mesh", 0, "size", value=1), "mesh: axis tp has size 1, expected at least 2. Leave out axes of size 1."),
     ("product", put("mesh", 1, "size", value=4), "mesh: expected 4 devices (cluster.devices), but tp=2 x dp_shard=4 gives 8. The product of the degrees must be the number of devices."),
     ("stride", put("mesh", 1, "stride", value=1), "mesh: axis dp_shard has stride 1, expected 2. Strides follow from the degrees: tp on neighbouring ranks, then dp_shard, dp_replicate."),
-    ("batch", put("job", "micro_batches", value=3), "job: global batch 8 does not divide into 3 micro-batches. Legal numbers of micro-batches: 1, 2, 4, 8."),
+    ("batch", put("job", "micro_batches", value=3), "job: global batch 8: expected a multiple of micro_batches x data ranks = 3 x 2 = 6, but 8 % 6 = 2. Legal micro_batches on 2 data ranks: [1, 2, 4]; the next legal global batch is 12."),
     ("no micro-batch", put("job", "micro_batches", value=0), "job.micro_batches: expected at least 1, but found 0. Correct it."),
     ("recipe", put("job", "recipe", value="fp8"), "job.recipe: unknown 'fp8'. Recipes are bf16, fp32, fp64."),
     ("optimizer", put("job", "optimizer", value="shampoo"), "job.optimizer: unknown 'shampoo'. Optimizers are adamw, adam, sgd, momentum."),
@@ -235,6 +235,7 @@ MISFITS = [
     (put("placements", "Layer", "mm", "tp", value="R->R"), "placements of Layer.mm, axis tp: expected 2 inputs and 1 outputs, but 'R->R' has 1 and 1. The plan was made for another graph; search again."),
     (put("parameters", 1, "used", value="R"), "p.json: parameter layers.*.proj.weight, used: R, but the placements make proj_weight as tp:S0. Edit both, or search again with `hpsearch plan` and --fix."),
     (put("parameters", 1, "gradient", value="dp_shard:P"), "p.json: parameter layers.*.proj.weight, gradient: dp_shard:P, but the placements make dw as tp:S0 dp_shard:P."),
+    (put("job", "micro_batches", value=4), "p.json: input input_ids: expected shape [2, 8] for a micro-batch of 2 rows, but found [4, 8]. The shape follows from job.global_batch and job.micro_batches; correct either."),
     (put("inputs", 0, "layout", value="R"), "p.json: input input_ids: layout R, but the placements bring ids as dp_shard:S0."),
 ]  # fmt: skip
 
