@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from hpsearch.capture import huggingface
+from hpsearch.capture.at_rows import at_rows
 from hpsearch.capture.batch import COUNT, Batch, Leaf, Loss
 from hpsearch.capture.piece import Piece, block_input_names, drop_call_inputs, make_piece
 from hpsearch.capture.read import Rows, read_graph
@@ -67,22 +68,19 @@ def capture(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     twin = make_twin(model, mode, recipe)
     rows = form.rows if rows is None else rows
-    traced: dict[int, _Pieces] = {}
-    first: Traced | None = None
     with mode, one_graph(), huggingface.tracing(twin, form):
-        for count in dict.fromkeys((READ_ROWS.first, READ_ROWS.second, rows)):
-            found = trace(twin, form.fakes(count), form.step(loss), like=first)
-            first = first or found
-            traced[count] = _pieces(found, form)
-    if counts and not _node(traced[rows][0]["outer"], COUNT).users:
-        form = _without_count(form)
-        for pieces, _ in traced.values():
-            _drop_count(pieces["outer"])
-        counts = False
-    graph = _read(twin, form, traced[READ_ROWS.first], traced[READ_ROWS.second], recipe)
+        one = trace(twin, form.fakes(READ_ROWS.first), form.step(loss))
+        two = trace(twin, form.fakes(READ_ROWS.second), form.step(loss), like=one)
+    first, second = _pieces(one, form), _pieces(two, form)
+    if counts and not _node(first["outer"], COUNT).users:
+        form, counts = _without_count(form), False
+        _drop_count(first["outer"])
+        _drop_count(second["outer"])
+    graph = _read(twin, form, first, second, tuple(one.instances), recipe)
     reduction = "sum_over_count" if counts or COUNT in {leaf.name for leaf in form.leaves} else "mean"
     graph = replace(graph, name=type(model).__name__, loss_reduction=reduction, limits=huggingface.limits(model))
-    return CapturedGraph(graph, {name: piece.graph for name, piece in traced[rows][0].items()}, form, rows)
+    graphs = {name: at_rows(name, p.graph, second[name].graph, READ_ROWS, rows) for name, p in first.items()}
+    return CapturedGraph(graph, graphs, form, rows)
 
 
 def _takes_count(model: nn.Module, batch: Batch) -> bool:
@@ -119,25 +117,28 @@ def _drop_count(outer: Piece) -> None:
         del ends[position]
 
 
-_Pieces = tuple[dict[str, Piece], tuple[tuple[str, str], ...]]
-"""Pieces by name, and (class, FQN prefix) of each block call."""
-
-
-def _pieces(traced: Traced, form: Batch) -> _Pieces:
+def _pieces(traced: Traced, form: Batch) -> dict[str, Piece]:
+    """`outer` and each block class, in normal form."""
     pieces: dict[str, Piece] = {}
     for name, joint in traced.blocks.items():
         record = traced.first[name]
         pieces[name] = make_piece(joint, "block.", block_input_names(record), traced.needs[name], keep_inputs=False)
-    calls = tuple(traced.instances)
-    drop_call_inputs(traced.outer.graph, {i: pieces[name].kept for i, (name, _) in enumerate(calls)})
+    kept = {call: pieces[name].kept for call, (name, _) in enumerate(traced.instances)}
+    drop_call_inputs(traced.outer.graph, kept)
     names = [leaf.name for leaf in form.leaves]
     outer = make_piece(traced.outer, "model.", names, (False,) * len(names), keep_inputs=True)
-    return {"outer": outer, **pieces}, calls
+    return {"outer": outer, **pieces}
 
 
-def _read(twin: nn.Module, form: Batch, first: _Pieces, second: _Pieces, recipe: str) -> ModelGraph:
-    calls = first[1]
-    graphs = {name: read_graph(name, piece, second[0][name], READ_ROWS, calls) for name, piece in first[0].items()}
+def _read(
+    twin: nn.Module,
+    form: Batch,
+    first: dict[str, Piece],
+    second: dict[str, Piece],
+    calls: tuple[tuple[str, str], ...],
+    recipe: str,
+) -> ModelGraph:
+    graphs = {name: read_graph(name, piece, second[name], READ_ROWS, calls) for name, piece in first.items()}
     inputs = tuple(Input(x.name, x.fixed, x.per_row, str(x.dtype).removeprefix("torch.")) for x in form.leaves)
     outer = graphs.pop("outer")
     return ModelGraph("", outer, graphs, calls, _params(twin), inputs, "", recipe, rows=READ_ROWS.first)

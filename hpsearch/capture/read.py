@@ -25,10 +25,10 @@ class Rows:
     second: int
 
     def affine(self, subject: str, first: int, second: int) -> tuple[int, int]:
-        """(fixed, per_row) through both points. Raises CaptureError where that is not whole numbers ≥ 0."""
+        """(fixed, per_row) through both points. Raises CaptureError where those are not whole numbers ≥ 0."""
         per_row, rest = divmod(second - first, self.second - self.first)
         fixed = first - per_row * self.first
-        if rest or per_row < 0:
+        if rest or per_row < 0 or fixed < 0:
             raise CaptureError(
                 subject,
                 f"expected fixed + per_row·rows, but found {first} at {self.first} rows and {second} at {self.second}",
@@ -78,7 +78,7 @@ def read_graph(name: str, piece: Piece, twin: Piece, rows: Rows, calls: tuple[tu
     `calls[i]` is (class, FQN prefix) of block call i. Raises CaptureError when the two graphs are not the same ops, or
     sizes are not affine.
     """
-    pairs = _matched(name, piece.graph, twin.graph)
+    pairs = matched(name, piece.graph, twin.graph)
     reader = _Reader(rows)
     roles = dict.fromkeys(piece.params.values(), "param") | dict.fromkeys(piece.buffers.values(), "buffer")
     roles |= dict.fromkeys(piece.inputs, "input") | dict.fromkeys(piece.tangents, "tangent")
@@ -113,7 +113,8 @@ def _inputs(node: fx.Node) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _matched(name: str, first: fx.Graph, second: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+def matched(name: str, first: fx.Graph, second: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+    """The nodes of two graphs of the same operators, side by side. Raises CaptureError where they are not."""
     a, b = list(first.nodes), list(second.nodes)
     for x, y in zip(a, b, strict=False):
         if (x.op, x.name, str(x.target)) != (y.op, y.name, str(y.target)):

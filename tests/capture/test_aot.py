@@ -40,11 +40,12 @@ def test_ends_are_known_and_tied_parameters_are_one() -> None:
         ("param", "frozen"), ("param", "tied"), ("param", "linear.bias"), ("buffer", "shift"),
         ("input", 0), ("input", 1), ("tangent", 0),
     ]  # fmt: skip
-    found = [slot for slot in joint.results]
+    found = list(joint.results)
     assert found == [Slot("output", 0), Slot("output", 1), *found[2:]]
     assert set(found[2:]) == {Slot("param_grad", "tied"), Slot("param_grad", "linear.bias"), Slot("input_grad", 0)}
     nodes = joint.graph.output_node().args[0]
-    assert len(nodes) == len(found) and all(isinstance(n, fx.Node) for n in nodes)
+    assert len(nodes) == len(found)
+    assert all(isinstance(n, fx.Node) for n in nodes)
 
 
 def test_every_node_is_an_operator_with_a_fake_value() -> None:
@@ -61,6 +62,7 @@ def test_backward_nodes_know_where_they_come_from() -> None:
     origins = scope_and_source(joint.graph)
     tanh = next(n for n in joint.graph.nodes if n.name == "tanh")
     backward = next(n for n in joint.graph.nodes if n.name == "tanh_backward")
-    assert backward.meta["autograd_backward"] and origins[backward.name] == origins[tanh.name]
+    assert backward.meta["autograd_backward"]
+    assert origins[backward.name] == origins[tanh.name]
     assert origins["tanh"][1].startswith("test_aot.py:")
     assert {origins[n.name][0] for n in joint.graph.nodes if n.name.startswith("mm")} >= {"linear"}

@@ -27,7 +27,8 @@ def test_equals_torch(equation: str, dtype: torch.dtype, is_dense: bool) -> None
     expected = torch.einsum(equation, *(x.double() for x in operands))
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
-    assert found.is_contiguous() and found.dtype == dtype
+    assert found.is_contiguous()
+    assert found.dtype == dtype
     with FakeTensorMode() as mode:
         fake = torch.ops.hpsearch.einsum(equation, *(mode.from_tensor(x) for x in operands))
     assert (fake.shape, fake.stride(), fake.dtype) == (found.shape, found.stride(), found.dtype)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.capture.interpreter import Interpreter
-from tests.capture.models import FAMILIES, Case
 
 from hpsearch.capture import capture
 from hpsearch.capture.batch import COUNT, model_arguments, own_loss
+from tests.capture.interpreter import Interpreter
+from tests.capture.models import FAMILIES, Case
 
 
 def _double(case: Case) -> Case:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.capture.interpreter import Interpreter
-from tests.capture.models import Case
-from tests.capture.test_families import plain_step
 from torch import Tensor, nn
 
 from hpsearch.capture import CapturedGraph, capture
 from hpsearch.errors import CaptureError
+from tests.capture.interpreter import Interpreter
+from tests.capture.models import Case
+from tests.capture.test_families import plain_step
 
 
 class Layer(nn.Module):
@@ -71,7 +71,8 @@ def blocks(captured: CapturedGraph) -> list[str]:
 
 def test_equal_layers_are_one_class_and_depth_costs_calls_only() -> None:
     few, many = check(Model([Layer() for _ in range(3)])), check(Model([Layer() for _ in range(6)]))
-    assert blocks(few) == ["Layer"] * 3 and blocks(many) == ["Layer"] * 6
+    assert blocks(few) == ["Layer"] * 3
+    assert blocks(many) == ["Layer"] * 6
     assert len(few.graph.outer.ops) == len(many.graph.outer.ops)
 
 
@@ -88,7 +89,9 @@ def test_equal_layers_among_others_are_folded() -> None:
 def test_an_argument_handed_through_is_no_output_and_its_gradients_add_up() -> None:
     captured = check(Model([Layer() for _ in range(3)], bias=True))
     block = captured.graph.blocks["Layer"]
-    assert len(block.inputs) == 2 and len(block.outputs) == 1 and None not in block.input_grads
+    assert len(block.inputs) == 2
+    assert len(block.outputs) == 1
+    assert None not in block.input_grads
 
 
 def test_blocks_after_a_frozen_start_still_have_gradients() -> None:
@@ -144,7 +147,8 @@ class UsesFirst(Model):
 def test_results_that_are_not_differentiated_have_no_tangent() -> None:
     captured = check(UsesFirst([TwoOutputs() for _ in range(3)]))
     block = captured.graph.blocks["TwoOutputs"]
-    assert len(block.outputs) == 3 and block.tangent_of == (0,)
+    assert len(block.outputs) == 3
+    assert block.tangent_of == (0,)
 
 
 class ViewOut(Layer):

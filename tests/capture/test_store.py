@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.capture.models import llama
 
 from hpsearch.capture import capture, capture_config
 from hpsearch.graph import ModelGraph
 from hpsearch.graph.store import config_key, graph_folder, graph_from_json, graph_to_json, load_graph, save_graph
+from tests.capture.models import llama
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
