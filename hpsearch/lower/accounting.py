@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpsearch.lower.pieces import Piece, Unit
+from hpsearch.lower.pieces import Unit
 from hpsearch.lower.program import ParallelProgram
 from hpsearch.lower.statement import Sent, Statement
 from hpsearch.plan.schema import CollectiveEntry
@@ -116,13 +116,13 @@ class Overlap:
 
 
 CollectiveSeconds = Callable[[Sent], float]
-ComputeSeconds = Callable[[Piece, str], float]
-"""(piece, `forward`, `backward_input` or `backward_weight`) → seconds of its compute."""
+OpSeconds = Callable[[str, str], float]
+"""(graph, op) → seconds of the op on one rank."""
 
 
-def overlap_of(program: ParallelProgram, collective_s: CollectiveSeconds, compute_s: ComputeSeconds) -> Overlap:
+def overlap_of(program: ParallelProgram, collective_s: CollectiveSeconds, op_s: OpSeconds) -> Overlap:
     """Plays the actions of one step. Collectives of one axis are serial; those between ops hold compute up."""
-    player = _Player(program, collective_s, compute_s)
+    player = _Player(program, collective_s, op_s)
     for micro_batch in range(program.micro_batches):
         player.play(micro_batch)
     timeline = simulate(player.events)
@@ -138,8 +138,8 @@ def overlap_of(program: ParallelProgram, collective_s: CollectiveSeconds, comput
 class _Player:
     """Turns actions into events: compute in order, collectives on their axis, a wait as an event of no length."""
 
-    def __init__(self, program: ParallelProgram, collective_s: CollectiveSeconds, compute_s: ComputeSeconds) -> None:
-        self.program, self.collective_s, self.compute_s = program, collective_s, compute_s
+    def __init__(self, program: ParallelProgram, collective_s: CollectiveSeconds, op_s: OpSeconds) -> None:
+        self.program, self.collective_s, self.op_s = program, collective_s, op_s
         self.events: list[Event] = []
         self.parameter_s = 0.0
         self.last = "start"
@@ -211,7 +211,16 @@ class _Player:
             "backward_input": piece.backward.input if piece.backward else None,
             "backward_weight": piece.backward.weight if piece.backward else None,
         }[verb]
-        for sent in _sends(part.statements if part else ()):
-            name = self.add(f"{verb} {sent.what}", sent.axis, self.collective_s(sent), (self.last,))
-            self.add(f"wait {verb} {sent.what}", "compute", 0.0, (name,))
-        self.add(f"{verb} {unit}", "compute", self.compute_s(piece, "forward" if verb == "recompute" else verb), ())
+        seconds = 0.0
+        for statement in part.statements if part else ():
+            if statement.op:
+                seconds += self.op_s(piece.graph, statement.op)
+            elif statement.sent is not None:
+                name = self.add(
+                    f"{verb} {statement.sent.what}",
+                    statement.sent.axis,
+                    self.collective_s(statement.sent),
+                    (self.last,),
+                )
+                self.add(f"wait {verb} {statement.sent.what}", "compute", 0.0, (name,))
+        self.add(f"{verb} {unit}", "compute", seconds, ())

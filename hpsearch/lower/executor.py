@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -82,65 +83,83 @@ class Bound:
         """(parameter, gradient layout) → gradient before its reduction."""
         self._reduced: dict[str, _Sum] = {}
 
-    @torch.no_grad()
+    @contextmanager
+    def _unless_it_fails(self) -> Iterator[None]:
+        """No autograd inside; and after a failure nothing of the broken step is left to spoil the next one."""
+        try:
+            with torch.no_grad():
+                yield
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Forgets the step under way: gathered parameters, gradients, collectives that were not waited for."""
+        for kept in (self._gathered, self._flying, self._sums, self._reduced):
+            kept.clear()
+
     def forward(self, params: Tensors, buffers: Tensors, inputs: Sequence[Tensor]) -> Tensor:
         """The loss of the whole batch, same on all ranks; nothing is kept."""
-        before = set(self._gathered)
-        loss = self._run_forward(MicroBatch(params, buffers, self._arrive(inputs), training=False))
-        for key in [key for key in self._gathered if key not in before]:  # parameters may change before the next step
-            del self._gathered[key]
-        return self._reduce_loss(loss)
+        with self._unless_it_fails():
+            before = set(self._gathered)
+            loss = self._run_forward(MicroBatch(params, buffers, self._arrive(inputs), training=False))
+            for key in [key for key in self._gathered if key not in before]:  # they may change before the next step
+                del self._gathered[key]
+            return self._reduce_loss(loss)
 
-    @torch.no_grad()
     def forward_train(self, params: Tensors, buffers: Tensors, inputs: Sequence[Tensor]) -> tuple[Tensor, MicroBatch]:
         """The loss of the whole micro-batch, same on all ranks, and what `backward` needs."""
-        batch = MicroBatch(params, buffers, self._arrive(inputs))
-        loss = self._run_forward(batch)
-        return self._reduce_loss(loss), batch
+        with self._unless_it_fails():
+            batch = MicroBatch(params, buffers, self._arrive(inputs))
+            return self._reduce_loss(self._run_forward(batch)), batch
 
-    @torch.no_grad()
     def backward(self, state: MicroBatch, grad_loss: Tensor | float = 1.0, *, last: bool = False) -> None:
         """Adds the gradients of one micro-batch, times `grad_loss`. With `last`, reductions that are due once a step
         start here, under the compute; otherwise `finish` makes them up. `state` is used up."""
-        state.last = last
-        state.env[self.program.tangent_name] = torch.as_tensor(
-            grad_loss, dtype=self.program.tangent_dtype, device=self.device
-        )
-        for action in self.program.backward_actions:
-            self._act(action, state)
+        with self._unless_it_fails():
+            state.last = last
+            tangent = torch.as_tensor(grad_loss, dtype=self.program.tangent_dtype, device=self.device)
+            state.env[self.program.tangent_name] = tangent
+            for action in self.program.backward_actions:
+                self._act(action, state)
 
-    @torch.no_grad()
     def finish(self) -> dict[str, Tensor]:
         """Ends the step: outstanding reductions, then the gradient of every trainable parameter as it is stored.
 
-        Gradients are in the reduce dtype (the master dtype) and nobody else's memory. Parameters gathered for the whole step are let go.
+        Gradients are in the reduce dtype (the master dtype), each in memory of its own. Parameters gathered for the
+        whole step are let go.
         """
-        for place, unit in enumerate(self.program.units):
-            if unit.phase == "backward" and self.program.unit_params[place].reduces:
+        with self._unless_it_fails():
+            places = [i for i, does in enumerate(self.program.unit_params) if does.reduces]
+            for place in places:
                 self._issue_reduce(place, due=lambda slot: True)
+            for place in places:
                 self._advance(place, "reduce", to_the_end=True)
-        if self._sums:
-            raise InternalError("finish", f"gradients left over: {sorted(self._sums)}")
-        grads, self._reduced = self._reduced, {}
-        self._gathered.clear()
-        return _own_memory({fqn: grads[fqn].value for fqn in self._slots if fqn in grads})
+            if self._sums:
+                raise InternalError("finish", f"gradients left over: {sorted(self._sums)}")
+            grads = {fqn: self._reduced[fqn].value for fqn in self._slots if fqn in self._reduced}
+            self._reduced.clear()
+            self._gathered.clear()
+            return _own_memory(grads)
 
-    @torch.no_grad()
     def step(
         self, params: Tensors, buffers: Tensors, micro_batches: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and gradients of all micro-batches together: their mean, or their sum where the loss is a sum over a
         given count."""
-        share = 1.0 if self.program.loss_reduction == "sum_over_count" else 1.0 / len(micro_batches)
-        total: _Sum | None = None
-        for index, inputs in enumerate(micro_batches):
-            batch = MicroBatch(params, buffers, self._arrive(inputs))
-            loss = self._run_forward(batch) * share
-            total = _Sum(loss) if total is None else (total.add(loss), total)[1]
-            self.backward(batch, share, last=index == len(micro_batches) - 1)
-        if total is None:
+        if not micro_batches:
             raise LoweringError("step", "expected at least one micro-batch, but found none")
-        return self._reduce_loss(total.value), self.finish()
+        share = 1.0 if self.program.loss_reduction == "sum_over_count" else 1.0 / len(micro_batches)
+        losses = []
+        with self._unless_it_fails():
+            for index, inputs in enumerate(micro_batches):
+                batch = MicroBatch(params, buffers, self._arrive(inputs))
+                losses.append(self._run_forward(batch) * share)
+                self.backward(batch, share, last=index == len(micro_batches) - 1)
+            total = losses[0]
+            for loss in losses[1:]:
+                total = total + loss
+            return self._reduce_loss(total), self.finish()
 
     def _arrive(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         slots = self.program.inputs
@@ -156,7 +175,7 @@ class Bound:
     def _run_forward(self, batch: MicroBatch) -> Tensor:
         for action in self.program.forward_actions:
             self._act(action, batch)
-        return batch.env.pop(self.program.loss_name)
+        return batch.env[self.program.loss_name]
 
     def _reduce_loss(self, loss: Tensor) -> Tensor:
         reduced: Tensor = self.functions["reduce_loss"](loss)

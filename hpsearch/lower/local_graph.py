@@ -148,6 +148,7 @@ class _Localization:
                 phase=op.phase,
                 kind="view" if is_view(node.target) else "op",
                 comment=f"{list(shapes[0])} -> {list(outputs[0])}" if shapes else "",
+                op=op.name,
             )
         )
 

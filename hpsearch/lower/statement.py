@@ -33,6 +33,8 @@ class Statement:
     comment: str = ""
     sent: Sent | None = None
     """Only for kind issue."""
+    op: str = ""
+    """Only for kinds op and view: the traced op it runs."""
     call: int = -1
     """Only for kind call: index into the outer graph's calls."""
 

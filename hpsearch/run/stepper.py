@@ -95,7 +95,7 @@ class Stepper:
             loss, state = self.bound.forward_train(params, buffers, batches[0])
 
             def backward(grad: torch.Tensor) -> Tensors:
-                self.bound.backward(state, grad)
+                self.bound.backward(state, grad, last=True)
                 return self.bound.finish()
 
             return loss, backward
