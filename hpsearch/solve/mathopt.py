@@ -46,11 +46,8 @@ class Answer:
     row_duals: Reals | None = None
 
 
-def minimise(program: LinearProgram, *, integral: bool, time_limit_s: float, cutoff: float = float("inf")) -> Answer:
-    """Solve the program; its relaxation when `integral` is false. One thread, fixed seed, silent.
-
-    An integral solve may give up once it knows that every point costs more than `cutoff`.
-    """
+def minimise(program: LinearProgram, *, integral: bool, time_limit_s: float) -> Answer:
+    """Solve the program; its relaxation when `integral` is false. One thread, fixed seed, silent."""
     parameters = parameters_pb2.SolveParametersProto(random_seed=0, enable_output=False)
     parameters.time_limit.FromTimedelta(datetime.timedelta(seconds=max(time_limit_s, 0.001)))
     parameters.highs.string_options["parallel"] = "off"
@@ -64,8 +61,6 @@ def minimise(program: LinearProgram, *, integral: bool, time_limit_s: float, cut
         options["mip_feasibility_tolerance"] = FEASIBILITY
         parameters.relative_gap_tolerance = 1e-10
         parameters.absolute_gap_tolerance = 0.0
-        if np.isfinite(cutoff):
-            options["objective_bound"] = cutoff
     result = mathopt_solver.solve(
         to_proto(program, integral),
         parameters_pb2.SOLVER_TYPE_HIGHS,

@@ -65,6 +65,8 @@ class Pairwise:
     """Flows of several consumers that are too large for a copies node; their nodes are `held`."""
     held: frozenset[int] = frozenset()
     trail: list[Removed] = field(default_factory=list)
+    seen: dict[tuple[int, int], Reals] = field(default_factory=dict)
+    """Tables that presolve has looked at, as they were then."""
 
     def copy(self) -> Pairwise:
         """An independent form; arrays are shared, since no step writes into one."""
@@ -76,11 +78,22 @@ class Pairwise:
             tables=dict(self.tables),
             near={node: dict(around) for node, around in self.near.items()},
             trail=list(self.trail),
+            seen={},
         )
 
     def table(self, a: int, b: int) -> Reals:
         """The table between two neighbours, [states of a, states of b]."""
         return self.tables[a, b] if a < b else self.tables[b, a].T
+
+    def unseen(self, node: int) -> list[int]:
+        """Neighbours whose table with the node has changed since this was last asked."""
+        changed = []
+        for other in self.near[node]:
+            key = (node, other) if node < other else (other, node)
+            if self.seen.get(key) is not self.tables[key]:
+                self.seen[key] = self.tables[key]
+                changed.append(other)
+        return changed
 
     def add_table(self, a: int, b: int, table: Reals) -> None:
         """Add costs between a and b; parallel tables sum."""

@@ -28,63 +28,70 @@ SEPARABLE = 1e-13
 """A table counts as a_i + b_j when it is one up to this fraction of its largest cost (rounding of sums)."""
 
 
-def presolve(form: Pairwise) -> bool:
+def presolve(form: Pairwise, *, dominance: bool = True) -> bool:
     """Apply every step until none changes anything; False when a node has no state left: infeasible."""
-    shrinkable = set(form.near)
-    doubtful = set(form.near)
-    unsure = set(form.near)
-    while shrinkable or doubtful:
-        loosened = settle(form)
-        if loosened is None:
-            return False
-        lost = support(form, unsure | loosened)
+    shrinkable = doubtful = unsure = set(form.near)
+    while True:
+        lost = support(form, unsure)
         if lost is None:
             return False
-        lost |= loosened
-        shrinkable |= lost
+        shrinkable = (shrinkable | lost) & form.near.keys()
+        doubtful = doubtful | lost
         unsure = set()
         if shrinkable:
-            for node in sorted(shrinkable & form.near.keys()):
+            for node in sorted(shrinkable):
                 if node in form.near:
                     unsure |= shrink(form, node)
-            shrinkable, doubtful = unsure.copy(), doubtful | unsure
-        else:
-            for node in sorted(doubtful & form.near.keys()):
-                if dominate(form, node):
-                    unsure |= {node, *form.near[node]}
-            shrinkable, doubtful = unsure.copy(), unsure.copy()
-    return True
+            shrinkable = unsure
+            doubtful = doubtful | unsure
+            continue
+        settled = settle(form)
+        if settled is None:
+            return False
+        if settled:
+            shrinkable = unsure = settled
+            continue
+        for node in sorted(doubtful & form.near.keys()) if dominance else ():
+            if dominate(form, node):
+                unsure |= {node, *form.near[node]}
+        if not unsure:
+            return True
+        shrinkable = doubtful = unsure
 
 
 def settle(form: Pairwise) -> set[int] | None:
     """Decide the rows and hinges that bounds decide; the nodes that this touched, None when a row cannot be kept."""
     if not form.coupling:
         return set() if (form.limits >= 0).all() else None
-    nodes = list(form.coupling)
-    low = np.stack([form.coupling[n].min(axis=1) for n in nodes])
-    high = np.stack([form.coupling[n].max(axis=1) for n in nodes])
-    least, most, rows = low.sum(axis=0), high.sum(axis=0), len(form.limits)
-    spare = form.limits - least[:rows]
-    if (spare < 0).any():
+    nodes, rows = list(form.coupling), len(form.limits)
+    amounts = np.concatenate(list(form.coupling.values()), axis=1)
+    counts = np.array([form.coupling[n].shape[1] for n in nodes])
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    low, high = np.minimum.reduceat(amounts, starts, axis=1), np.maximum.reduceat(amounts, starts, axis=1)
+    least, most = low.sum(axis=1), high.sum(axis=1)
+    if (least[:rows] > form.limits).any():
         return None
-    touched: set[int] = set()
-    for node, own in zip(nodes, low, strict=True):
-        fits = (form.coupling[node][:rows] - own[:rows, None] <= spare[:, None]).all(axis=0)
-        if not fits.all():
-            form.keep_states(node, fits)
-            touched.add(node)
     always = form.offsets + least[rows:] >= 0
     binding = np.concatenate([most[:rows] > form.limits, ~always & (form.offsets + most[rows:] > 0)])
     if not binding.all():
         add_certain(form, always)
         form.keep_terms(binding)
-        touched |= set(nodes)
-    else:
-        nodes = [n for n, a, b in zip(nodes, low, high, strict=True) if (a == b).all()]
-        touched |= set(nodes)
-    for node in nodes:
+        for node in nodes:
+            form.settle_constant(node)
+        return set(nodes)
+    spare = form.limits - least[:rows]
+    large = ((amounts - np.repeat(low, counts, axis=1))[:rows] > spare[:, None]).any(axis=0)
+    touched = [nodes[k] for k in np.flatnonzero(np.add.reduceat(large, starts))]
+    for node in touched:
+        at = starts[nodes.index(node)]
+        fits = ~large[at : at + len(form.unary[node])]
+        if not fits.any():
+            return None
+        form.keep_states(node, fits)
+    idle = [node for node, same in zip(nodes, (low == high).all(axis=0), strict=True) if same]
+    for node in idle:
         form.settle_constant(node)
-    return touched
+    return {*touched, *idle}
 
 
 def add_certain(form: Pairwise, always: NDArray[np.bool_]) -> None:
@@ -147,14 +154,14 @@ def fix(form: Pairwise, node: int) -> None:
 def separate(form: Pairwise, node: int) -> set[int]:
     """Turn tables a_i + b_j of this node into unary costs; the nodes that lost one."""
     touched: set[int] = set()
-    for other in tuple(form.near[node]):
+    for other in form.unseen(node):
         table = form.table(node, other)
         mine = table.min(axis=1)
-        if np.isinf(mine).any() or np.isinf(table.min(axis=0)).any():
-            continue  # a state without a partner: `support` comes first
-        rest = table - mine[:, None]
-        theirs = rest.min(axis=0)
-        if (rest - theirs).max() <= SEPARABLE * mine.max():
+        with np.errstate(invalid="ignore"):  # a state without a partner gives no number, and so no answer
+            rest = table - mine[:, None]
+            theirs = rest.min(axis=0)
+            separable = (rest - theirs).max() <= SEPARABLE * mine.max()
+        if separable:
             form.unary[node] = form.unary[node] + mine
             form.unary[other] = form.unary[other] + theirs
             form.drop_table(node, other)
@@ -183,6 +190,8 @@ def substitute(form: Pairwise, node: int) -> bool:
     """Fold a node into a neighbour that leaves it one state for each of its own; True if one does."""
     for parent in form.near[node]:
         possible = np.isfinite(form.table(node, parent))
+        if np.count_nonzero(possible) != possible.shape[1]:
+            continue
         if (possible.sum(axis=0) == 1).all() and parent not in form.held:
             fold(form, node, parent, possible.argmax(axis=0))
             return True

@@ -99,7 +99,12 @@ def with_memory(problem: Problem, rng: np.random.Generator) -> Problem:
     row = Row("memory", amounts, float("inf"))
     least = enumerate_all(only_row(problem, row)).objective
     limit = least + float(rng.uniform(0.3, 0.99)) * (row.total(best.choice) - least)
-    return replace(problem, rows=(replace(row, limit=limit),))
+    limited = replace(problem, rows=(replace(row, limit=limit),))
+    # A second moment of the step, sometimes: some of the same nodes, other amounts.
+    again = {n: a[::-1].copy() for n, a in amounts.items() if n % 2}
+    moment = Row("workspace", again, 0.6 * sum(float(a.max()) for a in again.values()))
+    both = replace(limited, rows=(*limited.rows, moment))
+    return both if again and enumerate_all(both).choice is not None else limited
 
 
 def is_active(problem: Problem) -> bool:
