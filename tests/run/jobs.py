@@ -148,10 +148,9 @@ def pretrained(plan: bytes, folder: Path, family: str = "llama") -> Any:
     from tests.end_to_end.models import FAMILIES
 
     with torch.device("meta"):
-        case = FAMILIES[family]()
-    parallel = hpsearch.compile(case.model, plan=Plan.from_bytes(plan), recipe="fp64").prepare(
-        build(family, torch.float64).batch
-    )
+        model = FAMILIES[family]().model.to(torch.float64)
+    batch = build(family, torch.float64).batch
+    parallel = hpsearch.compile(model, plan=Plan.from_bytes(plan), recipe="fp64", example=batch)
     error = failure(lambda: parallel.load_pretrained(folder))
     return error, parallel.state_dict(full=True)
 
