@@ -14,8 +14,9 @@ from hpsearch.errors import LegalityError
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import Mesh
 from hpsearch.layout.mesh import RANK_ORDER
+from hpsearch.plan import Refusal
 from hpsearch.search.fix import Fix
-from hpsearch.strategy import check_degree, is_legal_tp
+from hpsearch.strategy import check_degree, head_counts, is_legal_tp
 
 SPACE = (
     "meshes of one or two axes out of dp_replicate, dp_shard, tp (tp on neighbouring ranks); data axes split the "
@@ -97,6 +98,21 @@ def micro_batch_counts(global_batch: int, mesh: Mesh, fix: Fix) -> list[int]:
     if global_batch % ranks:
         return []
     return [m for m in counts if fix.micro_batches in (None, m)]
+
+
+def refused_meshes(model: ModelGraph, devices: int, global_batch: int, fix: Fix) -> Iterator[Refusal]:
+    """Degrees of tp and of the data axes that divide the devices, but not the model's heads or the batch, and why."""
+    for tp in _divisors(devices):
+        if fix.degrees.get("tp", tp) != tp:
+            continue
+        odd = {name: count for name, count in head_counts(model).items() if count % tp}
+        if odd:
+            reason = ", ".join(f"{name} = {count} does not divide by {tp}" for name, count in odd.items())
+            yield Refusal(candidate=f"tp={tp}", reason=reason)
+        elif global_batch % (devices // tp):
+            ranks = devices // tp
+            reason = f"global batch {global_batch} does not divide by {ranks} data ranks"
+            yield Refusal(candidate=f"tp={tp}, {ranks} data ranks", reason=reason)
 
 
 def recompute_sets(model: ModelGraph, fix: Fix) -> list[frozenset[str]]:

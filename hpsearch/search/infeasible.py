@@ -2,45 +2,81 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+
 from hpsearch.cluster import Cluster
 from hpsearch.cost import CostTable, optimizer_states
 from hpsearch.errors import InfeasibleError
 from hpsearch.graph import ITEM_BYTES, ModelGraph
 from hpsearch.plan import Refusal
 from hpsearch.search.fix import Fix
-from hpsearch.search.memory import bytes_by_category, usable_bytes
+from hpsearch.search.memory import RESERVE, bytes_by_category, usable_bytes
+from hpsearch.search.workspace import peak
 from hpsearch.solve import least
 
 
 def why_infeasible(
-    model: ModelGraph, cluster: Cluster, nearest: CostTable | None, fix: Fix, refused: list[Refusal]
+    model: ModelGraph,
+    cluster: Cluster,
+    tightest: Sequence[CostTable],
+    fix: Fix,
+    refused: list[Refusal],
+    fits_without: Callable[[], bool],
 ) -> InfeasibleError:
-    """The error to raise when no candidate fits."""
-    limit = usable_bytes(cluster)
+    """The error to raise when no candidate fits.
+
+    tightest: the candidates whose parts need least memory. fits_without: whether a plan exists without the pins.
+    """
     subject = f"{model.name} ({model.num_params / 1e9:.2f}e9 parameters) on {cluster.devices} x {cluster.device.name}"
-    if nearest is None:
-        reasons = "; ".join(f"{r.candidate}: {r.reason}" for r in refused[:3])
-        return InfeasibleError(subject, f"no candidate is left ({reasons})", "Loosen --fix.")
-    solution = least(nearest.problem, "memory")
-    if solution.choice is None:
-        pins = ", ".join(f"{k}={v}" for k, v in fix.text.items())
-        return InfeasibleError(subject, f"no layout satisfies the pins {pins}", "Loosen --fix.")
-    filled = bytes_by_category(nearest, solution.choice)
-    total = sum(filled.values())
-    parts = ", ".join(f"{name} {n / 1e9:.1f} GB" for name, n in sorted(filled.items(), key=lambda x: -x[1]) if n)
-    weights = sum(_elements(p.shape) * ITEM_BYTES[p.dtype] for p in model.params.values())
-    state_bytes = _state_bytes(nearest)
-    devices = -(-state_bytes // limit)
     pins = f" with the pins {', '.join(f'{k}={v}' for k, v in fix.text.items())}" if fix.text else ""
+    if not tightest:
+        reasons = "; ".join(f"{r.candidate}: {r.reason}" for r in refused[:3])
+        return InfeasibleError(subject, f"no candidate is left{pins} ({reasons})", "Loosen --fix.")
+    found = min((f for f in map(_least, tightest) if f is not None), key=lambda f: f[0], default=None)
+    if found is None:
+        return InfeasibleError(
+            subject, f"no layout satisfies the pins{pins.removeprefix(' with the pins')}", "Drop one."
+        )
+    total, filled, nearest = found
+    parts = ", ".join(f"{name} {n / 1e9:.1f} GB" for name, n in sorted(filled.items(), key=lambda x: -x[1]) if n)
+    limit, weights, state_bytes = usable_bytes(cluster), _weight_bytes(model), _state_bytes(nearest)
     problem = (
-        f"expected a plan within {limit / 1e9:.1f} GB a device, but the least found{pins} is {total / 1e9:.1f} GB "
-        f"({_label(nearest)}): {parts}. Weights alone are {weights / 1e9:.1f} GB in {nearest.job.recipe.compute}; "
+        f"expected a plan within {limit / 1e9:.1f} GB a device ({1 - RESERVE:.0%} of its memory), but the least "
+        f"found{pins} is {total / 1e9:.1f} GB ({_label(nearest)}): {parts}. "
+        f"Weights alone are {weights / 1e9:.1f} GB in {nearest.job.recipe.compute}; "
         f"parameters, gradients and optimizer state are {state_bytes / 1e9:.0f} GB together"
     )
-    remedy = f"At least {devices} such devices hold that state before any activation; "
-    remedy += f"a limit of {total / 2**30:.1f} GiB a device would fit here. Use more devices, a smaller global batch"
-    remedy += " or sequence, or drop pins." if fix.text else " or sequence."
+    devices = -(-state_bytes // limit)
+    enough = math.ceil(total / (1 - RESERVE) / 2**30 * 10) / 10
+    remedy = (
+        f"At least {devices} such devices{_in_whole_nodes(devices, cluster)} hold that state before any activation; "
+        f"a device memory of {enough:.1f} GiB would be enough here. Use more devices, or a smaller global batch or "
+        "sequence."
+    )
+    if fix.text:
+        remedy += " Without the pins it fits." if fits_without() else " Without the pins it does not fit either."
     return InfeasibleError(subject, problem, remedy)
+
+
+def _least(table: CostTable) -> tuple[int, dict[str, int], CostTable] | None:
+    """Bytes a device of the choice with the smallest parts, workspace included; None when the pins forbid all."""
+    solution = least(table.problem, "memory")
+    if solution.choice is None:
+        return None
+    workspace, _ = peak(table, solution.choice)
+    filled = bytes_by_category(table, solution.choice, workspace)
+    return sum(filled.values()), filled, table
+
+
+def _in_whole_nodes(devices: int, cluster: Cluster) -> str:
+    node = cluster.tiers[0]
+    whole = -(-devices // node.size) * node.size
+    return f" ({whole} in whole {node.name}s of {node.size})" if whole != devices else ""
+
+
+def _weight_bytes(model: ModelGraph) -> int:
+    return sum(_elements(p.shape) * ITEM_BYTES[p.dtype] for p in model.params.values())
 
 
 def _label(table: CostTable) -> str:

@@ -20,7 +20,7 @@ from hpsearch.graph import ModelGraph
 from hpsearch.layout import Mesh
 from hpsearch.plan import Plan, Refusal
 from hpsearch.search.assemble import Certificate, Found, plan_of
-from hpsearch.search.candidates import Branch, meshes, micro_batch_counts, recompute_sets, with_tiers
+from hpsearch.search.candidates import Branch, meshes, micro_batch_counts, recompute_sets, refused_meshes, with_tiers
 from hpsearch.search.fix import Fix, parse_fix
 from hpsearch.search.infeasible import why_infeasible
 from hpsearch.search.memory import usable_bytes
@@ -28,6 +28,9 @@ from hpsearch.search.pins import pinned
 from hpsearch.search.workspace import peak, row
 from hpsearch.solve import Row, solve
 from hpsearch.strategy import SearchSpace, enumerate_space, propagate_all
+
+TIGHTEST = 4
+"""Candidates that are looked at when nothing fits."""
 
 Progress = Callable[[str, int, int], None]
 """(what is being looked at, candidates done, candidates known)."""
@@ -61,8 +64,8 @@ class _Search:
     solved: int = 0
     pruned: int = 0
     best: Found | None = None
-    nearest: CostTable | None = None
-    """The candidate whose parts need least memory, for the message when nothing fits."""
+    tightest: list[tuple[float, int, CostTable]] = field(default_factory=list)
+    """The candidates whose parts need least memory (bytes, order, table), for the message when nothing fits."""
 
     def space(self, tp: int) -> SearchSpace:
         if tp not in self.spaces:
@@ -98,11 +101,28 @@ def search(
     queue = _bounds(state, _candidates(state))
     bound_s = _best_first(state, queue)
     if state.best is None:
-        raise why_infeasible(graph, cluster, state.nearest, state.fix, state.refused)
+        raise why_infeasible(
+            graph,
+            cluster,
+            [t for _, _, t in state.tightest],
+            state.fix,
+            state.refused,
+            lambda: _fits_without_pins(state),
+        )
     certificate = Certificate(
         bound_s, state.considered, state.solved, state.pruned, tuple(state.refused), tuple(state.lost)
     )
     return plan_of(graph, cluster, state.best, certificate, state.fix)
+
+
+def _fits_without_pins(state: _Search) -> bool:
+    """Whether any candidate fits when nothing is pinned."""
+    free = _Search(state.model, state.cluster, state.global_batch, state.optimizer, Fix(), None, float("inf"))
+    queue = _bounds(free, _candidates(free))
+    while queue and free.best is None:
+        found, _ = _solve(free, heapq.heappop(queue))
+        free.best = found
+    return free.best is not None
 
 
 def _candidates(state: _Search) -> list[tuple[Branch, int]]:
@@ -111,6 +131,7 @@ def _candidates(state: _Search) -> list[tuple[Branch, int]]:
         mesh = with_tiers(Mesh.of(**degrees), state.cluster)
         branches += [Branch(mesh, again) for again in recompute_sets(state.model, state.fix)]
     found = [(b, m) for b in branches for m in micro_batch_counts(state.global_batch, b.mesh, state.fix)]
+    state.refused += refused_meshes(state.model, state.cluster.devices, state.global_batch, state.fix)
     if not branches:
         pins = " ".join(f"{k}={v}" for k, v in state.fix.text.items())
         raise LegalityError(
@@ -127,7 +148,6 @@ def _candidates(state: _Search) -> list[tuple[Branch, int]]:
 def _bounds(state: _Search, candidates: list[tuple[Branch, int]]) -> list[_Entry]:
     """Every candidate that its parts' least memory allows, with its lower bound, as a heap."""
     queue: list[_Entry] = []
-    least_bytes = float("inf")
     for order, (branch, count) in enumerate(candidates):
         label = branch.label(count)
         if state.progress:
@@ -138,8 +158,7 @@ def _bounds(state: _Search, candidates: list[tuple[Branch, int]]) -> list[_Entry
         state.considered += 1
         table = state.table(branch, count)
         needed = table.least_parts_bytes
-        if needed < least_bytes:
-            least_bytes, state.nearest = needed, table
+        state.tightest = sorted([*state.tightest, (needed, order, table)], key=lambda t: t[:2])[:TIGHTEST]
         if needed > usable_bytes(state.cluster):
             limit = usable_bytes(state.cluster)
             reason = f"needs at least {needed / 1e9:.1f} GB a device, {limit / 1e9:.1f} GB are there"
