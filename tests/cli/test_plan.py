@@ -13,6 +13,7 @@ import pytest
 from hpsearch.cli import plan as plan_module
 from hpsearch.plan import Plan
 from tests.cli.conftest import Command
+from tests.plan.sample import model
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -78,7 +79,7 @@ def test_what_cannot_fit_ends_with_3_and_says_why(hpsearch: Command, tmp_path: P
     found = hpsearch("plan", "--model", path, *JOB)
     assert found.code == 3
     assert found.stdout == ""
-    assert found.stderr.startswith("hpsearch: LlamaForCausalLM (405.")
+    assert found.stderr.splitlines()[-1].startswith("hpsearch: LlamaForCausalLM (405.")
     assert "expected a plan within" in found.stderr
     assert "the least found is" in found.stderr
 
@@ -110,7 +111,7 @@ def test_an_interrupt_leaves_the_old_plan(
 
     old = tmp_path / "plan.json"
     old.write_text("old")
-    monkeypatch.setattr(plan_module, "load_graph", lambda *_: None)
+    monkeypatch.setattr(plan_module, "load_graph", lambda *_: model())
     monkeypatch.setattr(plan_module, "search", interrupted)
     found = hpsearch("plan", "--model", config, *JOB, "-o", old)
     assert found.code != 0
