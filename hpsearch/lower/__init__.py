@@ -1,6 +1,7 @@
 """From a captured graph and a plan to the program that every rank runs."""
 
 from hpsearch.lower.lowering import lower
-from hpsearch.lower.program import BufferSlot, InputSlot, ParallelProgram, ParamSlot
+from hpsearch.lower.parameters import ParamSlot
+from hpsearch.lower.program import BufferSlot, InputSlot, ParallelProgram
 
 __all__ = ["BufferSlot", "InputSlot", "ParallelProgram", "ParamSlot", "lower"]

@@ -67,11 +67,11 @@ def _param_sends(program: ParallelProgram, place: int) -> Iterator[tuple[str, st
             yield from ((phase, local, sent) for statements in rounds for sent in _sends(statements))
 
 
-class CollectiveCount(TorchDispatchMode):
+class CollectiveCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what is handed to functional collectives while it is open."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: Counter[str] = Counter()
         self.nbytes: Counter[str] = Counter()
         """Kind → bytes, by the convention of layout/redistribute.py."""
@@ -129,10 +129,9 @@ def overlap_of(program: ParallelProgram, collective_s: CollectiveSeconds, op_s: 
     idle, free = 0.0, 0.0
     for span in timeline.spans:
         if span.event.resource == "compute":
-            if span.event.name.startswith(("wait gather", "wait reduce")):
-                idle += max(0.0, span.start_s - free)
-            free = span.end_s
-    return Overlap(timeline, player.parameter_s, idle)
+            idle, free = idle + span.start_s - free, span.end_s
+    # what remains after the collectives between ops is due to parameters, also where one of those queued behind them
+    return Overlap(timeline, player.parameter_s, max(0.0, idle - player.between_s))
 
 
 class _Player:
@@ -142,6 +141,7 @@ class _Player:
         self.program, self.collective_s, self.op_s = program, collective_s, op_s
         self.events: list[Event] = []
         self.parameter_s = 0.0
+        self.between_s = 0.0
         self.last = "start"
         self.flying: dict[tuple[int, str], list[list[Sent]]] = {}
         self.landing: dict[tuple[int, str], list[str]] = {}
@@ -216,11 +216,8 @@ class _Player:
             if statement.op:
                 seconds += self.op_s(piece.graph, statement.op)
             elif statement.sent is not None:
-                name = self.add(
-                    f"{verb} {statement.sent.what}",
-                    statement.sent.axis,
-                    self.collective_s(statement.sent),
-                    (self.last,),
-                )
-                self.add(f"wait {verb} {statement.sent.what}", "compute", 0.0, (name,))
+                sent, sent_s = statement.sent, self.collective_s(statement.sent)
+                self.between_s += sent_s
+                name = self.add(f"{verb} {sent.what}", sent.axis, sent_s, (self.last,))
+                self.add(f"wait {verb} {sent.what}", "compute", 0.0, (name,))
         self.add(f"{verb} {unit}", "compute", seconds, ())

@@ -6,9 +6,9 @@
     free u             gathered parameters that no later unit of this phase reads
     reduce.issue u     gradients that are complete after u; reduce.next u: their next round; reduce.wait u: the last
 
-Gathers of the next unit that needs any are issued before a unit runs, and a reduction is waited for only after the next
-one is issued, so both lie under compute. Parameters of residency `step` are gathered by the first micro-batch alone, and
-gradients with reduce `step` are reduced by the last micro-batch alone; their actions find nothing to do in the others.
+Gathers of the next unit that needs any are issued before a unit runs, and a reduction is waited for only after the
+next one is issued, so both lie under compute. Parameters of residency `step` are gathered by the first micro-batch
+alone, and gradients with reduce `step` are reduced by the last alone; their actions find nothing to do in the others.
 Every rank runs the same list in the same order.
 """
 

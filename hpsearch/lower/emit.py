@@ -55,7 +55,14 @@ def _round(use: ParamUse, statements: Sequence[Statement], index: int) -> Iterab
     yield f'        made["{use.local}"] = {statements[-1].writes[0]}'
 
 
-def emit_part(name: str, part: Part, param_keys: dict[str, str], buffer_keys: dict[str, str], takes: dict[str, Sequence[str]], gives: str) -> str:  # fmt: skip
+def emit_part(
+    name: str,
+    part: Part,
+    param_keys: dict[str, str],
+    buffer_keys: dict[str, str],
+    takes: dict[str, Sequence[str]],
+    gives: str,
+) -> str:
     """One function `name(params, buffers, *takes)`: each list of `takes` is unpacked and emptied, so that a tensor dies
     at its last reader. `gives` is the expression returned; it names everything in `part.writes`."""
     lines = ["", "", f"def {name}({', '.join(['params', 'buffers', *takes])}):"]

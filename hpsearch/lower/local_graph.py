@@ -219,14 +219,11 @@ def is_view(target: Any) -> bool:
     return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
-RESERVED = (
-    frozenset(
-        "torch c10d einsum split join cut mask pad trim extent groups coordinate device params buffers inputs saved kept "
-        "tangents given made reduce_loss".split()
-    )
-    | frozenset(keyword.kwlist)
-    | frozenset(dir(builtins))
-)
+_PRELUDE = (
+    "torch", "c10d", "einsum", "split", "join", "cut", "mask", "pad", "trim", "extent", "groups", "coordinate",
+    "device", "params", "buffers", "inputs", "saved", "kept", "tangents", "given", "made", "reduce_loss",
+)  # fmt: skip
+RESERVED = frozenset((*_PRELUDE, *keyword.kwlist, *dir(builtins)))
 """Names that emitted functions use for something else."""
 
 

@@ -143,8 +143,8 @@ def _unit_params(
     canonical: Mapping[str, str],
     prefixes: Sequence[str],
 ) -> tuple[UnitParams, ...]:
-    """A parameter is gathered by the first unit of a phase that reads it and freed by the last; its gradient is complete
-    after the last unit that adds to it."""
+    """A parameter is gathered by the first unit of a phase that reads it and freed by the last; its gradient is
+    complete after the last unit that adds to it."""
 
     def fqn(unit: Unit, local: str) -> str:
         name = local if unit.instance < 0 else f"{prefixes[unit.instance]}.{local}"

@@ -1,7 +1,7 @@
 """Parameters between steps and inside a piece: how each is gathered for use, and how its gradient gets home.
 
-A parameter rests as a shard in the master dtype. It is cast to the compute dtype before it is gathered, and its gradient
-is cast to the reduce dtype before it is reduced: both directions send as few, or as exact, bytes as there are.
+A parameter rests as a shard in the master dtype. It is cast to the compute dtype before it is gathered, and its
+gradient is cast to the reduce dtype before it is reduced.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class ParamUse:
     entry: ParamEntry
     used: Layout
     gather: tuple[tuple[Statement, ...], ...]
-    """Rounds: the first ends by issuing a collective, each further one starts by waiting for it; one round when there is
-    no collective. Reads `local`'s stored shard as `<name>__stored`, makes `name`."""
+    """Rounds: the first ends by issuing a collective, each further one starts by waiting for it; one round when there
+    is no collective. Reads `local`'s stored shard as `<name>__stored`, makes `name`."""
     gradient: Layout | None
     """Layout in which backward leaves the gradient; None when there is none."""
     reduce: tuple[tuple[Statement, ...], ...]

@@ -46,8 +46,12 @@ class Piece:
 
     def param_names(self, phase: str) -> tuple[str, ...]:
         """Parameters that a phase reads, by their names in the graph."""
-        parts = [self.forward] if phase == "forward" else [self.backward.input, self.backward.weight] if self.backward else []  # fmt: skip
-        read = {name for part in parts if part is not None for name in part.params}
+        parts: list[Part] = []
+        if phase == "forward" and self.forward is not None:
+            parts = [self.forward]
+        if phase == "backward" and self.backward is not None:
+            parts = [self.backward.input, self.backward.weight]
+        read = {name for part in parts for name in part.params}
         return tuple(local for local, use in self.uses.items() if use.name in read)
 
 
@@ -74,8 +78,7 @@ def make_piece(
     reduce, reduce_code = emit_rounds(name, "reduce", [own[key] for key in param_grads])
     code = [gather_code]
     if forward is not None:
-        kept = [n for n in forward.writes[len(outputs) :]]
-        gives = f"{name_list(outputs)}, {name_list(kept)}"
+        gives = f"{name_list(outputs)}, {name_list(forward.writes[len(outputs) :])}"
         code.append(emit_part(f"{name}_forward", forward, param_keys, buffer_keys, {"inputs": forward.reads}, gives))
     if backward is not None:
         gives = f"{name_list(input_grads)}, {name_list(backward.kept)}"

@@ -40,5 +40,5 @@ def _draws(node: fx.Node) -> bool:
     for position, argument in enumerate(node.target._schema.arguments):
         if argument.name in _PROBABILITY:
             given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            return given != 0.0 and given is not None
+            return bool(given != 0.0 and given is not None)
     return True

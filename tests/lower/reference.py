@@ -47,7 +47,7 @@ def plain_step(
 
 
 NOISE = 1e-9
-"""A gradient this much smaller than the largest is nothing but rounding (keys' biases); it is compared to the largest."""
+"""A gradient this much smaller than the largest is but rounding (keys' biases); it is compared to the largest."""
 
 
 @dataclass(frozen=True)

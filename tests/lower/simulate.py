@@ -99,7 +99,7 @@ def on_ranks(count: int, work: Callable[[int, Collectives], Any]) -> list[Any]:
     def run(rank: int) -> None:
         try:
             results[rank] = work(rank, Collectives(board, rank))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
             errors.append(error)
             with board.turn:
                 board.failed = True

@@ -121,7 +121,7 @@ def test_uneven_pieces_of_two_axes_on_one_dim(length: int) -> None:
 
 
 def test_two_axes_every_pair_of_layouts() -> None:
-    """All layouts of a matrix on a 2 x 2 mesh: right, or refused because an outer cut would change under an inner one."""
+    """All layouts of a matrix on a 2 x 2 mesh: right, or refused where an outer cut would change under an inner one."""
     mesh = Mesh.of(tp=2, dp_shard=2)
     tensor = torch.randn(4, 8).double()
     options = [Layout.of({"tp": a, "dp_shard": b}) for a, b in product(PLACEMENTS[:4], PLACEMENTS[:4])]

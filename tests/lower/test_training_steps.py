@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import pytest
@@ -163,8 +164,11 @@ def test_tracebacks_show_the_line_of_the_program() -> None:
     def work(rank: int, bound: Any) -> None:
         params, buffers, inputs = held_by(rank, program, graph, model, batch(ROWS))
         params["head.weight"] = params["head.weight"][:, :5]
-        with pytest.raises(RuntimeError) as caught:
+        try:
             bound.step(params, buffers, [inputs])
-        assert "einsum(" in str(caught.traceback[-2 if caught.traceback[-1].name != "outer_1_forward" else -1])
+        except RuntimeError:
+            assert ", head_weight)" in traceback.format_exc()
+        else:
+            pytest.fail("a parameter of the wrong shape went through")
 
     run_ranks(program, work)
