@@ -178,5 +178,5 @@ def test_overlap_counts_what_compute_waits_for(graph: CapturedGraph) -> None:
     ends = len(program.unit_params[0].gathers) + len(program.unit_params[-1].reduces)
     last = next(i for i, unit in enumerate(program.units) if unit.phase == "backward")
     ends += len(program.unit_params[last].gathers)  # freed by forward a moment ago
-    queued = len(program.pieces["Block"].uses)  # the count of valid targets stands in line behind Block[2]'s gather
+    queued = len(program.unit_params[last + 1].gathers)  # the count of valid targets stands in line behind these
     assert much.uncovered_s == pytest.approx(ends + queued)
