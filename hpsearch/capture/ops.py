@@ -1,4 +1,4 @@
-"""The three operators of our own that may stand in a captured graph.
+"""The operators of our own that may stand in a captured graph.
 
     hpsearch::einsum(str equation, Tensor a, Tensor b) -> Tensor      a contraction, restored from view-mm-view
     hpsearch::block(Tensor[] inputs, int call) -> Tensor[]            a repeated module in the outer graph
@@ -20,11 +20,11 @@ import torch
 
 from hpsearch.errors import InternalError
 
-_LIBRARY = torch.library.Library("hpsearch", "DEF")
-_TAGS = (torch.Tag.pt2_compliant_tag,)
-_LIBRARY.define("einsum(str equation, Tensor a, Tensor b) -> Tensor", tags=_TAGS)
-_LIBRARY.define("block(Tensor[] inputs, int call) -> Tensor[]", tags=_TAGS)
-_LIBRARY.define("block_backward(Tensor[] tangents, int call) -> Tensor[]", tags=_TAGS)
+LIBRARY = torch.library.Library("hpsearch", "DEF")
+TAGS = (torch.Tag.pt2_compliant_tag,)
+LIBRARY.define("einsum(str equation, Tensor a, Tensor b) -> Tensor", tags=TAGS)
+LIBRARY.define("block(Tensor[] inputs, int call) -> Tensor[]", tags=TAGS)
+LIBRARY.define("block_backward(Tensor[] tangents, int call) -> Tensor[]", tags=TAGS)
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def _matrix(x: torch.Tensor, free: int, contracted_first: bool) -> tuple[list[in
     return kept, x.reshape(prod(kept), prod(shape[free:]))
 
 
-_LIBRARY.impl("einsum", einsum, "CompositeExplicitAutograd")
+LIBRARY.impl("einsum", einsum, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("hpsearch::einsum", lib=_LIBRARY)
+@torch.library.register_fake("hpsearch::einsum", lib=LIBRARY)
 def _einsum_fake(equation: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     form = contraction(equation)
     a_free = a.shape[a.dim() - form.a_free :] if form.a_contracted_first else a.shape[: form.a_free]
@@ -111,12 +111,12 @@ def calls_known(calls: Sequence[CallForm]) -> Iterator[None]:
         _calls[:] = saved
 
 
-@torch.library.register_fake("hpsearch::block", lib=_LIBRARY)
+@torch.library.register_fake("hpsearch::block", lib=LIBRARY)
 def _block_fake(inputs: list[torch.Tensor], call: int) -> list[torch.Tensor]:
     return [torch.empty_strided(s, st, dtype=d, device="cpu") for s, st, d in _calls[call].outputs]
 
 
-@torch.library.register_fake("hpsearch::block_backward", lib=_LIBRARY)
+@torch.library.register_fake("hpsearch::block_backward", lib=LIBRARY)
 def _block_backward_fake(tangents: list[torch.Tensor], call: int) -> list[torch.Tensor]:
     forms = _calls[call].input_grads or (ANCHOR,)
     return [torch.empty_strided(s, st, dtype=d, device="cpu") for s, st, d in forms]

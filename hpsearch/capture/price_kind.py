@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from hpsearch.capture.delta_rule import delta_rule_flops
 from hpsearch.capture.ops import contraction
 
 aten = torch.ops.aten
@@ -36,7 +37,7 @@ _POINTWISE = {"_to_copy", "clone", "copy", "zeros_like", "ones_like", "full_like
 def kind_of(node: fx.Node) -> str:
     """One of matmul, attention, conv, embedding, pointwise, reduction, view, factory, other."""
     name = _name(node.target)
-    if name.startswith(_ATTENTION):
+    if name.startswith((_ATTENTION, "gated_delta_rule")):
         return "attention"
     for kind, names in (("matmul", _MATMUL), ("conv", _CONV), ("embedding", _EMBEDDING), ("reduction", _REDUCTION)):
         if name in names:
@@ -68,6 +69,10 @@ def flops_of(node: fx.Node) -> int:
         return _attention(args[0], args[1], args[2], products=(1, 1))
     if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
         return _attention(args[1], args[2], args[3], products=(3, 2))
+    if name == "gated_delta_rule":
+        return delta_rule_flops(args[1], args[2], args[5])
+    if name == "gated_delta_rule_backward":  # forward again, and two products for each of its own
+        return 3 * delta_rule_flops(args[2], args[3], args[6])
     if name == "_grouped_mm":
         return 2 * node.meta["val"].numel() * args[0].shape[-1] if args[1].dim() == 3 else _grouped_outer(args)
     formula = flop_registry.get(node.target.overloadpacket)  # type: ignore[union-attr]

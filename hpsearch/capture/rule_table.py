@@ -253,6 +253,12 @@ def _replicate(facts: OpFacts) -> Iterable[Rule]:
     return ()
 
 
+def _delta_rule(facts: OpFacts) -> Iterable[Rule]:
+    """Rows and heads are independent; key heads stand for groups of value heads side by side."""
+    words = ["b.h." if len(t.shape) == 4 else "b.h" for t in (*facts.inputs, *facts.outputs)]
+    yield from letters(words[: len(facts.inputs)], words[len(facts.inputs) :])
+
+
 NONE = "DTensor has no rule"
 SIZE = "DTensor's rule depends on the mesh's size"
 MEAN = "DTensor writes the mean as a weighted partial"
@@ -261,6 +267,8 @@ ODD = "DTensor uses a masked partial"
 
 OWN: dict[str, tuple[OwnRule, str]] = {
     "hpsearch.einsum.default": (_einsum, NONE),
+    "hpsearch.gated_delta_rule.default": (_delta_rule, NONE),
+    "hpsearch.gated_delta_rule_backward.default": (_delta_rule, NONE),
     **{f"aten.{op}": (_view, SIZE) for op in (
         "view.default", "_unsafe_view.default", "reshape.default", "_reshape_alias.default", "squeeze.default",
         "squeeze.dim", "squeeze.dims", "unsqueeze.default")},

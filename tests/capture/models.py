@@ -16,6 +16,8 @@ class Case:
     model: nn.Module
     batch: Any
     loss: Any = None
+    recipe: str = "fp64"
+    """fp32 for models that compute in fp32 whatever their parameters are, bf16 where torch has no other kernel."""
 
 
 def _tokens(**more: Any) -> dict[str, Any]:
@@ -107,4 +109,36 @@ def convnet() -> Case:
     return Case(ConvNet(), batch, lambda outputs, batch: nn.functional.cross_entropy(outputs, batch[1]))
 
 
-FAMILIES = {f.__name__: f for f in (llama, qwen2, gpt2, gemma3, vit, t5, convnet)}
+def mixtral() -> Case:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                           num_hidden_layers=3, vocab_size=VOCAB, num_local_experts=4,
+                           num_experts_per_tok=2)  # fmt: skip
+    return Case(MixtralForCausalLM(config), _tokens(use_cache=False), recipe="bf16")
+
+
+def qwen35() -> Case:
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    config = Qwen3_5TextConfig(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                               num_hidden_layers=4, vocab_size=VOCAB, head_dim=16, linear_num_key_heads=2,
+                               linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
+                               pad_token_id=0)  # fmt: skip
+    return Case(Qwen3_5ForCausalLM(config), _tokens(use_cache=False), recipe="fp32")
+
+
+def whisper() -> Case:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    config = WhisperConfig(d_model=32, encoder_layers=3, decoder_layers=3, encoder_attention_heads=4,
+                           decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=VOCAB,
+                           num_mel_bins=8, max_source_positions=10, max_target_positions=LENGTH, pad_token_id=0,
+                           bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, dropout=0.0,
+                           attention_dropout=0.0, activation_dropout=0.0)  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    sound = torch.randn(ROWS, 8, 20, generator=generator)
+    return Case(WhisperForConditionalGeneration(config), {"input_features": sound, "labels": _tokens()["labels"]})
+
+
+FAMILIES = {f.__name__: f for f in (llama, qwen2, gpt2, gemma3, vit, t5, convnet, mixtral, qwen35, whisper)}

@@ -13,7 +13,7 @@ from hpsearch.capture.read import Rows
 from hpsearch.errors import CaptureError
 from tests.capture.interpreter import Interpreter
 from tests.capture.models import FAMILIES
-from tests.capture.test_families import _double, plain_step
+from tests.capture.test_families import _in_recipe, plain_step
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "convnet"])
@@ -33,7 +33,7 @@ def test_equals_a_trace_at_those_rows(name: str, monkeypatch: pytest.MonkeyPatch
 
 def test_one_row_has_the_same_graph() -> None:
     torch.manual_seed(0)
-    case = _double(FAMILIES["gpt2"]())
+    case = _in_recipe(FAMILIES["gpt2"]())
     case.batch = {k: v[:1] if isinstance(v, torch.Tensor) else v for k, v in case.batch.items()}
     captured = capture(case.model, case.batch, recipe="fp64")
     assert captured.rows == 1
