@@ -120,8 +120,13 @@ class _LocalOp:
         return total / self.space.tp if any(t.is_shard for _, _, t in placed) else total
 
     def gemm(self) -> tuple[float, float, float, float]:
-        """(m, n, k, batch) of the local contraction, from the equation's letters."""
+        """(m, n, k, batch) of the local contraction, from the equation's letters.
+
+        A product without an equation (bmm, grouped experts) is one of as many FLOPs, with its own last dims.
+        """
         sizes: dict[str, int] = {}
+        if not self.op.equation:
+            return self._flat_gemm()
         left, right, out = _letters(self.op.equation)
         for letters, (value, d, t) in zip((left, right, out), self._placed(), strict=True):
             held = self.rows if d.is_shard else self.rows * self.data_ranks
@@ -134,6 +139,11 @@ class _LocalOp:
         groups[2] = prod(sizes[x] for x in left if x in right and x not in out)
         groups[3] = prod(sizes[x] for x in left if x in right and x in out)
         return groups[0], groups[1], groups[2], groups[3]
+
+    def _flat_gemm(self) -> tuple[float, float, float, float]:
+        k, n = (float(self.graph.values[name].fixed[-1]) for name in (self.op.inputs[0], self.op.outputs[0]))
+        k, n = max(k, 1.0), max(n, 1.0)
+        return max(self.flops() / (2 * n * k), 1.0), n, k, 1.0
 
 
 def _letters(equation: str) -> tuple[str, str, str]:

@@ -209,11 +209,14 @@ def _solve(state: _Search, entry: _Entry) -> tuple[Found | None, float]:
     for _ in range(12):
         limited = [replace(r, limit=allowed) for r in rows.values()]
         problem = replace(entry.table.problem, rows=(*entry.table.problem.rows, *limited))
-        solution = solve(problem, upper_bound=best_s)
+        left_s = max(0.1, min(60.0, state.deadline_s - time.monotonic()))
+        solution = solve(problem, upper_bound=best_s, time_limit_s=left_s)
         if not tightened:
             proven_s = max(proven_s, solution.bound)
         if solution.choice is None:
-            if solution.status != "cut off":
+            if solution.status == "stopped":
+                state.refused.append(Refusal(candidate=entry.label, reason="not settled: the time limit was reached"))
+            elif solution.status != "cut off":
                 state.refused.append(Refusal(candidate=entry.label, reason="does not fit in memory"))
             return None, proven_s
         workspace, moment = peak(entry.table, solution.choice)
