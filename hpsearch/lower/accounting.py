@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpsearch.lower.pieces import Unit
+from hpsearch.lower.outer import Unit
 from hpsearch.lower.program import ParallelProgram
 from hpsearch.lower.statement import Sent, Statement
 from hpsearch.plan.schema import CollectiveEntry

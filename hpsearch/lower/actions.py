@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpsearch.lower.pieces import Piece, Unit
+from hpsearch.lower.outer import Unit
+from hpsearch.lower.pieces import Piece
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from hpsearch.lower.local_ops import extent
 
 if TYPE_CHECKING:
     from hpsearch.lower.actions import Action
+    from hpsearch.lower.outer import Unit
     from hpsearch.lower.parameters import ParamSlot, ParamUse
-    from hpsearch.lower.pieces import Piece, Unit
+    from hpsearch.lower.pieces import Piece
     from hpsearch.lower.program import ParallelProgram
 
 Tensors = Mapping[str, Tensor]

@@ -20,8 +20,9 @@ from hpsearch.layout import Layout, Mesh
 from hpsearch.lower.actions import UnitParams, make_actions
 from hpsearch.lower.emit import HEADER, emit_reduce_loss
 from hpsearch.lower.local_graph import LocalGraph, localize_graph
+from hpsearch.lower.outer import Outer, Unit, cut_outer
 from hpsearch.lower.parameters import ParamUse, make_slot, make_use, torch_dtype
-from hpsearch.lower.pieces import Outer, Piece, Unit, block_piece, cut_outer
+from hpsearch.lower.pieces import Piece, block_piece
 from hpsearch.lower.program import BufferSlot, InputSlot, ParallelProgram
 from hpsearch.lower.randomness import refuse_random
 from hpsearch.lower.redistribution import redistribute_value

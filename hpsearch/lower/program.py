@@ -15,8 +15,9 @@ import torch
 from hpsearch.layout import Layout, Mesh
 from hpsearch.lower.actions import Action, UnitParams
 from hpsearch.lower.executor import Bound
+from hpsearch.lower.outer import Unit
 from hpsearch.lower.parameters import ParamSlot
-from hpsearch.lower.pieces import Piece, Unit
+from hpsearch.lower.pieces import Piece
 from hpsearch.lower.statement import Statement
 
 
