@@ -172,3 +172,33 @@ def test_tracebacks_show_the_line_of_the_program() -> None:
             pytest.fail("a parameter of the wrong shape went through")
 
     run_ranks(program, work)
+
+
+class Shared(nn.Module):
+    """Two blocks with one weight, which the outer graph reads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.blocks[2].weight = self.blocks[0].weight
+        self.double()
+
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        x = self.first(ids)
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return (x - targets).square().mean() + self.blocks[0].weight.square().sum()
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(), Mesh.of(dp_shard=2), Mesh.of(dp_replicate=2)], ids=str)
+def test_shared_weights_sum_their_gradients(mesh: Mesh) -> None:
+    model = Shared()
+    rows = {"ids": torch.randn(4, 8).double(), "targets": torch.randn(4, 8).double()}
+    graph = capture(model, rows, recipe="fp64")
+    program = lower(
+        graph, make_plan(graph.graph, mesh, 4, stored=cut_at_rest(*(a for a in mesh.names if a == "dp_shard")))
+    )
+    found = compare(model, [rows], graph, program)
+    assert max(found.loss, found.gradient) <= 1e-10
