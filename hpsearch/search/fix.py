@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hpsearch.errors import LegalityError
+from hpsearch.errors import LegalityError, PlanError
 from hpsearch.layout import Layout
 from hpsearch.layout.mesh import RANK_ORDER
 
@@ -36,8 +36,7 @@ def parse_fix(given: Mapping[str, object] | None) -> Fix:
         if key in RANK_ORDER:
             degrees[key] = _whole(key, value)
         elif key not in KEYS:
-            pattern = _pattern(key)
-            stored[pattern] = Layout.parse(value)
+            stored[key] = _stored(key, value)
     recompute = text.get("recompute")
     if recompute not in (None, "none", "full"):
         raise LegalityError(f"fix recompute={recompute}", "expected none or full", "Write --fix recompute=full.")
@@ -45,14 +44,18 @@ def parse_fix(given: Mapping[str, object] | None) -> Fix:
     return Fix(degrees, micro, recompute, stored, text)
 
 
-def _pattern(key: str) -> str:
-    if "." not in key and "*" not in key:
-        raise LegalityError(
-            f"fix {key}",
-            f"expected one of {', '.join(KEYS)}, or a parameter's name (with a dot), but got {key!r}",
-            "Write for example --fix tp=4 or --fix lm_head.weight=R.",
-        )
-    return key
+def _stored(key: str, value: str) -> Layout:
+    """The layout of a parameter's pin. A key without a dot and with no layout for a value is a misspelt degree."""
+    try:
+        return Layout.parse(value)
+    except PlanError:
+        if "." in key or "*" in key:
+            raise
+    raise LegalityError(
+        f"fix {key}",
+        f"expected one of {', '.join(KEYS)}, or a parameter's name with its layout, but got {key!r} with {value!r}",
+        "Write for example --fix tp=4 or --fix lm_head.weight=R.",
+    )
 
 
 def _whole(key: str, value: str) -> int:
