@@ -5,6 +5,7 @@ No decision is taken here: what is searched stands in `search`, what runs in `lo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 from torch import nn
 
 from hpsearch.capture import capture
+from hpsearch.cluster import LOCAL, Cluster
 from hpsearch.lower import lower
+from hpsearch.measure import load_cluster
 from hpsearch.plan import Plan
 from hpsearch.run import Built, ParallelModule
-from hpsearch.run.batch import Batch, normal, rows_of
+from hpsearch.run.batch import Batch, rows_of
 from hpsearch.run.choose import Given, Where, check_plan, choose_plan
 from hpsearch.run.launch import together
 from hpsearch.search import search
@@ -26,7 +29,7 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 def compile(
     model: nn.Module,
-    cluster: Where = None,
+    cluster: Cluster | str | os.PathLike[str] | None = None,
     *,
     plan: Given = None,
     loss: Loss | None = None,
@@ -48,28 +51,28 @@ def compile(
 
     Raises HpsearchError: CaptureError, LegalityError, InfeasibleError, PlanError, LaunchError (see hpsearch.errors).
     """
+    on = cluster if isinstance(cluster, Cluster) else partial(load_cluster, cluster or LOCAL)
     find = partial(search, fix=fix, optimizer=optimizer)
-    build = partial(pipeline, model, cluster, plan, find, loss, recipe, global_batch)
-    parallel = ParallelModule(model, build, seed=seed)
+    build = partial(pipeline, model, plan, on, on if cluster else None, find, loss, recipe)
+    parallel = ParallelModule(model, build, global_batch=global_batch, seed=seed)
     return parallel if example is None else parallel.prepare(example)
 
 
 def pipeline(
     model: nn.Module,
-    cluster: Where,
     given: Given,
+    on: Where,
+    named: Where | None,
     find: Callable[..., Plan],
     loss: Loss | None,
     recipe: str,
-    global_batch: int | None,
     batch: Batch,
-    plan: Plan | None = None,
+    base: Built | None = None,
 ) -> Built:
-    """From a model and a global batch to the program that every rank runs; under `plan` if it is chosen already."""
-    whole = normal(batch, global_batch)
-    trace = partial(capture, model, whole, loss=loss, recipe=recipe)
-    found = plan or choose_plan(given, cluster, lambda on: find(trace().graph, on, global_batch=rows_of(whole)))
-    captured = together("capture", partial(trace, rows=found.micro_batch_rows))
-    checked = plan or check_plan(found, captured.graph, cluster, given)
+    """From a model and a global batch to the program that every rank runs; beside `base`, if that runs already."""
+    trace = partial(capture, model, batch, loss=loss, recipe=recipe)
+    plan = choose_plan(given, on, partial(find, global_batch=rows_of(batch)), trace, base)
+    captured = together("capture", partial(trace, rows=plan.micro_batch_rows))
+    checked = plan if base else check_plan(plan, captured.graph, given, named)
     program = together("lowering", partial(lower, captured, checked))
-    return Built(captured.graph, checked, program, whole)
+    return Built(captured.graph, checked, program, batch)

@@ -3,43 +3,88 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
+from hpsearch.capture import CapturedGraph
 from hpsearch.cluster import Cluster
-from hpsearch.errors import PlanError
-from hpsearch.graph import ModelGraph
+from hpsearch.errors import BatchError, PlanError
+from hpsearch.graph import Call, ModelGraph, OpGraph
 from hpsearch.plan import Plan
 from hpsearch.run.launch import agree, is_first, num_processes, start, together
+from hpsearch.run.stepper import Built
 
-Where = Cluster | str | os.PathLike[str] | None
 Given = Plan | str | os.PathLike[str] | None
-Find = Callable[[Cluster], Plan]
+Where = Cluster | Callable[[int], Cluster]
+"""A cluster, or how to get one with so many devices."""
+Find = Callable[..., Plan]
+"""(graph, cluster, fix=pins) → plan."""
 
 
-def choose_plan(given: Given, cluster: Where, find: Find) -> Plan:
+def choose_plan(given: Given, on: Where, find: Find, trace: Callable[[], CapturedGraph], base: Built | None) -> Plan:
     """The plan, equal on every rank. Collective under a launcher; on one process alone otherwise.
 
-    Raises LaunchError on every rank when the ranks were given different ones.
+    With `base`, a program that runs already: its plan, if `trace` gives the same operations; otherwise a plan with the
+    same mesh and the same stored parameters. Raises LaunchError on every rank when they were given different plans.
     """
     start()
-    content = together("plan", lambda: _content(given))
-    agreed = agree(content, lambda: find(_cluster(cluster)).content)
-    return together("plan", lambda: Plan.from_bytes(agreed, _subject(given)))
+    if base is None:
+        content = together("plan", lambda: _content(given))
+        return _read(agree(content, lambda: find(trace().graph, _cluster(on)).content), _subject(given))
+    graph = together("capture", trace).graph
+    if same_operations(graph, base.graph):
+        return base.plan
+    found = _read(agree(None, lambda: find(graph, _cluster(on), fix=pins(base.plan)).content), "plan")
+    return together("plan", partial(_check_stored, found, base.plan))
 
 
-def check_plan(plan: Plan, graph: ModelGraph, cluster: Where, given: Given) -> Plan:
-    """`plan` again, after making sure that it is for this model, and for `cluster` if one was named. Collective.
+def check_plan(plan: Plan, graph: ModelGraph, given: Given, on: Where | None) -> Plan:
+    """`plan` again, after making sure that it is for this model, and for the cluster `on` if one was named. Collective.
 
     Raises PlanError with the first difference.
     """
     # Only rank 0 looks at the cluster: a `local` one is what that rank's machine measured.
-    against = cluster if given is not None and cluster is not None and is_first() else None
+    against = on if given is not None and is_first() else None
 
     def read() -> Plan:
         return Plan.from_bytes(plan.content, _subject(given), graph, None if against is None else _cluster(against))
 
     return together("plan", read)
+
+
+def same_operations(a: ModelGraph, b: ModelGraph) -> bool:
+    """Whether the two do the same, step by step and by the same names; sizes may differ."""
+    return a.instances == b.instances and [_steps(g) for g, _ in a.pieces()] == [_steps(g) for g, _ in b.pieces()]
+
+
+def _steps(graph: OpGraph) -> list[object]:
+    return [
+        (s.name, s.block, s.inputs, s.outputs) if isinstance(s, Call) else (s.name, s.target, s.inputs, s.outputs)
+        for s in graph.steps
+    ]
+
+
+def pins(plan: Plan) -> Mapping[str, object]:
+    """What the search must keep so that the same stored parameters serve another program of the model."""
+    found: dict[str, object] = {axis.name: axis.size for axis in plan.mesh.axes}
+    found["micro_batches"] = plan.file.job.micro_batches
+    found |= {entry.pattern: entry.stored for entry in plan.file.parameters if "." in entry.pattern}
+    return found
+
+
+def _check_stored(plan: Plan, base: Plan) -> Plan:
+    before = {entry.pattern: entry.stored for entry in base.file.parameters}
+    moved = [e for e in plan.file.parameters if before.get(e.pattern) != e.stored]
+    if moved:
+        entry = moved[0]
+        problem = f"{entry.pattern} is stored {before.get(entry.pattern)}, but it would store it {entry.stored}"
+        raise BatchError("another program for the same parameters", problem, "Compile a second parallel model for it.")
+    return plan
+
+
+def _read(content: bytes, subject: str) -> Plan:
+    return together("plan", lambda: Plan.from_bytes(content, subject))
 
 
 def _subject(given: Given) -> str:
@@ -55,8 +100,5 @@ def _content(given: Given) -> bytes | None:
         raise PlanError(str(given), f"cannot be read: {error.strerror or error}", "Is it the right path?") from None
 
 
-def _cluster(cluster: Where) -> Cluster:
-    if isinstance(cluster, Cluster):
-        return cluster
-    name = "local" if cluster is None else cluster
-    return Cluster.load(name if isinstance(name, str) else Path(name), devices=num_processes())
+def _cluster(on: Where) -> Cluster:
+    return on if isinstance(on, Cluster) else on(num_processes())

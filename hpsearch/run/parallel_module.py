@@ -10,7 +10,8 @@ optimizer.step(); optimizer.zero_grad()
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,15 @@ from hpsearch.errors import BatchError, InternalError
 from hpsearch.lower import ParallelProgram
 from hpsearch.plan import Plan
 from hpsearch.run import checkpoint, gradients
-from hpsearch.run.batch import Batch, RowSampler, check, leaves, signature, with_leaves
+from hpsearch.run.batch import Batch, RowSampler, check, leaves, normal, signature, with_leaves
 from hpsearch.run.intake import Intake
 from hpsearch.run.launch import is_launched, together
 from hpsearch.run.ranks import Ranks
 from hpsearch.run.stepper import Built, Stepper
 from hpsearch.run.store import Store
 
-Build = Callable[[Batch, "Plan | None"], Built]
-"""From a global batch (meta tensors will do) and the plan, if there is one already, to a program. Collective."""
+Build = Callable[[Batch, "Built | None"], Built]
+"""From a global batch (meta tensors will do) to a program; beside one that runs already, if given. Collective."""
 
 
 class ParallelModule(nn.Module):
@@ -40,12 +41,12 @@ class ParallelModule(nn.Module):
     global batch. Later calls take this rank's rows (`local_rows`, `sampler`), or one global batch, equal on every rank.
     """
 
-    def __init__(self, model: nn.Module, build: Build, *, seed: int = 0) -> None:
+    def __init__(self, model: nn.Module, build: Build, *, global_batch: int | None = None, seed: int = 0) -> None:
         super().__init__()
+        self.training = model.training
         # Kept out of nn.Module's tables: only stored pieces are parameters of this module.
-        self.__dict__.update(
-            _model=model, _build=build, _seed=seed, _built=None, _store=None, _steppers={}, _ranks=None
-        )
+        self.__dict__.update(_model=model, _build=build, _seed=seed, _global_batch=global_batch)
+        self.__dict__.update(_built=None, _mode=model.training, _store=None, _steppers={}, _ranks=None)
 
     # What was decided
 
@@ -79,7 +80,9 @@ class ParallelModule(nn.Module):
         Under a launcher, this rank's pieces are filled as well.
         """
         if self._built is None:
-            self.__dict__["_built"] = self._build(batch, None)
+            with torch.enable_grad(), _mode(self._model, self.training):
+                self.__dict__["_built"] = self._build(normal(batch, self._global_batch), None)
+            self.__dict__["_mode"] = self.training
             if is_launched() or self.plan.mesh.num_ranks == 1:
                 self._materialise()
         return self
@@ -130,7 +133,7 @@ class ParallelModule(nn.Module):
         self.prepare(batch)
         self._materialise()
         local, num_items = self._intake.receive(leaves(batch))
-        key = signature(local)
+        key = self.training, signature(local)
         if key not in self._steppers:
             self._steppers[key] = Stepper(self._built_for(batch, local), self._ranks)
         stepper = self._steppers[key]
@@ -141,17 +144,18 @@ class ParallelModule(nn.Module):
         return Intake(self._seen(), self._ranks, _shifts_labels(self._model))
 
     def _built_for(self, batch: Batch, local: Mapping[str, torch.Tensor]) -> Built:
-        """The program for a batch whose shapes, other than rows, are `local`'s."""
+        """The program for a batch whose shapes, other than rows, are `local`'s, in the mode of `self.training`."""
         built, shapes = self._seen(), {}
         for name, leaf in built.leaves.items():
             shape = list(local[name].shape)
             if leaf.batch_dim is not None:
                 shape[leaf.batch_dim] = leaf.shape[leaf.batch_dim]
             shapes[name] = tuple(shape)
-        if shapes == {name: leaf.shape for name, leaf in built.leaves.items()}:
+        if self.training == self._mode and shapes == {name: leaf.shape for name, leaf in built.leaves.items()}:
             return built
         whole = {n: torch.empty(shape, dtype=local[n].dtype, device="meta") for n, shape in shapes.items()}
-        return together("batch of a new shape", lambda: self._build(with_leaves(batch, whole), built.plan))
+        with torch.enable_grad(), _mode(self._model, self.training):
+            return self._build(with_leaves(batch, whole), built)
 
     # Batches
 
@@ -255,6 +259,19 @@ class _Loss(torch.autograd.Function):
         local, ctx.backward_of = ctx.backward_of(grad), None
         found = ctx.store.gradients(local)
         return (None, None, None, None, *(found.get(name) for name in ctx.names))
+
+
+@contextmanager
+def _mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """The model in train or eval mode, for a moment; every module gets its own mode back."""
+    before = {module: module.training for module in model.modules()}
+    if model.training != training:
+        model.train(training)
+    try:
+        yield
+    finally:
+        for module, was in before.items():
+            module.training = was
 
 
 def _shifts_labels(model: nn.Module) -> bool:

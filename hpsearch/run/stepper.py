@@ -58,6 +58,7 @@ class Stepper:
         self.built, self.ranks = built, ranks
         self.bound = built.program.bind(ranks.groups, ranks.coordinate, ranks.device)
         self.sums = built.graph.loss_reduction == "sum_over_count"
+        self._version = -1
 
     def micro_batches(self, local: Mapping[str, torch.Tensor], num_items: int | None) -> list[Inputs]:
         """The local batch (rows of this data rank) as inputs of the program, one list for each micro-batch."""
@@ -81,32 +82,50 @@ class Stepper:
 
     def evaluate(self, params: Tensors, buffers: Tensors, batches: list[Inputs]) -> torch.Tensor:
         """The loss of all micro-batches, without gradients."""
+        self._forget_old(params)
         return self._combine([self.bound.forward(params, buffers, inputs) for inputs in batches])
 
     def step(self, params: Tensors, buffers: Tensors, batches: list[Inputs]) -> tuple[torch.Tensor, Tensors]:
         """Loss and stored-layout gradients of all micro-batches."""
+        self._forget_old(params)
         return self.bound.step(params, buffers, batches)
 
     def forward_train(
         self, params: Tensors, buffers: Tensors, batches: list[Inputs]
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], Tensors]]:
         """The loss, and a function from the loss's gradient to stored-layout gradients; to be called once."""
-        if len(batches) == 1:
-            loss, state = self.bound.forward_train(params, buffers, batches[0])
+        if len(batches) > 1:
+            loss, grads = self.step(params, buffers, batches)
+            return loss, lambda grad: {fqn: g * grad.to(g.dtype) for fqn, g in grads.items()}
+        self._forget_old(params)
+        loss, state = self.bound.forward_train(params, buffers, batches[0])
+        version = self._version
 
-            def backward(grad: torch.Tensor) -> Tensors:
-                self.bound.backward(state, grad, last=True)
-                return self.bound.finish()
+        def backward(grad: torch.Tensor) -> Tensors:
+            if _version(params) != version:
+                raise RuntimeError("parameters were changed between forward and backward; call the model again")
+            self.bound.backward(state, grad, last=True)
+            return self.bound.finish()
 
-            return loss, backward
-        loss, grads = self.step(params, buffers, batches)
-        return loss, lambda grad: {fqn: g * grad.to(g.dtype) for fqn, g in grads.items()}
+        return loss, backward
+
+    def _forget_old(self, params: Tensors) -> None:
+        """Parameters that are kept gathered for a whole step are stale once any of them was written to."""
+        version = _version(params)
+        if version != self._version:
+            self.bound.abandon()
+            self._version = version
 
     def _combine(self, losses: list[Any]) -> torch.Tensor:
         total = losses[0]
         for loss in losses[1:]:
             total = total + loss
         return total if self.sums else total / len(losses)
+
+
+def _version(params: Tensors) -> int:
+    """Grows whenever any parameter is written to."""
+    return sum(tensor._version for tensor in params.values())
 
 
 def check_equal_targets(counts: tuple[int, ...]) -> None:
