@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def capture_config(
     transformers does not know.
     """
     contents = read_config(config)
-    model = model_of(contents)
+    model = model_of(deepcopy(contents))  # config classes write into nested dicts they are given
     batch = batch_for(model, rows, seq_len, COMPUTE_DTYPE.get(recipe, torch.float32))
     captured = capture(model, batch, recipe=recipe)
     graph = replace(captured.graph, assumed=settings.assumed(contents, model.config))

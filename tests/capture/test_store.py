@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ from tests.capture.models import llama
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3, "vocab_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3, "vocab_size": 64, "rope_theta": 5e5,
+    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 8192},
 }  # fmt: skip
 
 
@@ -61,7 +64,9 @@ def test_the_key_changes_with_what_the_graph_depends_on(monkeypatch: pytest.Monk
 
 
 def test_a_config_is_found_again_without_torch() -> None:
+    before = json.dumps(CONFIG)
     captured = capture_config(CONFIG, seq_len=16)
+    assert json.dumps(CONFIG) == before
     script = f"""
 import sys
 from hpsearch.graph.store import config_key, load_graph
