@@ -17,18 +17,22 @@ def pinned(table: CostTable, fix: Fix) -> CostTable:
     if not fix.stored:
         return table
     model = table.space.model
-    patterns = {(g, model_graph_value(table, g, local)): p for (g, local), p in param_patterns(model).items()}
+    patterns = {(g, _value(table, g, local)): p for (g, local), p in param_patterns(model).items()}
     unary = list(table.problem.unary)
     for pin, layout in fix.stored.items():
         touched = [
             key for key, pattern in patterns.items() if pattern == pin or matches(pin, pattern) or _prefix(pin, pattern)
         ]
+        shared = [pattern for pattern in patterns.values() if pattern != pin and matches(pattern, pin)]
+        if not touched and shared:
+            problem = f"expected a name for all instances of its block, which share one decision, but got {pin}"
+            raise LegalityError(f"fix {pin}={layout}", problem, f"Pin {shared[0]}.")
         if not touched:
             near = ", ".join(sorted(patterns.values())[:6])
             raise LegalityError(f"fix {pin}={layout}", "expected the name of a parameter", f"Parameters: {near}, …")
         for key in touched:
             node = table.keys.index(key)
-            allowed = np.array([storage.stored == layout for storage in table.storages[key]])
+            allowed = np.array([dict(storage.stored) == dict(layout) for storage in table.storages[key]])
             unary[node] = np.where(allowed, unary[node], np.inf)
     return replace(table, problem=replace(table.problem, unary=tuple(unary)))
 
@@ -38,5 +42,5 @@ def _prefix(pin: str, pattern: str) -> bool:
     return pattern.startswith(pin + ".")
 
 
-def model_graph_value(table: CostTable, graph: str, local: str) -> str:
+def _value(table: CostTable, graph: str, local: str) -> str:
     return table.space.graphs[graph].params[local]

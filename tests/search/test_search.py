@@ -79,6 +79,17 @@ def test_a_pin_on_nothing_is_refused() -> None:
         search(toy_model(), toy_cluster(), global_batch=8, fix={"layers.9.nothing": "R"})
 
 
+def test_a_pin_may_name_its_axes_in_any_order() -> None:
+    pins = {"tp": 2, "dp_shard": 2, "layers.*.w1": "dp_shard:S0 tp:S0"}
+    plan = search(toy_model(), toy_cluster(), global_batch=8, fix=pins)
+    assert plan.parameter("layers.0.w1").stored == "tp:S0 dp_shard:S0"
+
+
+def test_a_pin_on_one_instance_names_the_pattern() -> None:
+    with pytest.raises(LegalityError, match=r"all instances of its block.*Pin layers\.\*\.w1"):
+        search(toy_model(), toy_cluster(), global_batch=8, fix={"layers.0.w1": "R"})
+
+
 def test_an_indivisible_batch_is_refused_with_the_identity() -> None:
     with pytest.raises(LegalityError, match=r"global batch 9.*micro_batches x data ranks = 1 x 4 = 4, but 9 % 4 = 1"):
         search(toy_model(), toy_cluster(), global_batch=9, fix={"dp_shard": 4})
