@@ -135,7 +135,7 @@ class ParallelModule(nn.Module):
         local, num_items = self._intake.receive(leaves(batch))
         key = self.training, signature(local)
         if key not in self._steppers:
-            self._steppers[key] = Stepper(self._built_for(batch, local), self._ranks)
+            self._steppers[key] = Stepper(self._built_for(batch, local), self._ranks, self._store.written)
         stepper = self._steppers[key]
         return stepper, stepper.micro_batches(local, num_items)
 

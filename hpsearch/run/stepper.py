@@ -54,8 +54,9 @@ def _batch_dim(per_row: tuple[int, ...]) -> int | None:
 class Stepper:
     """Runs one program. Tensors in and out are local pieces; `params` and gradients are by FQN."""
 
-    def __init__(self, built: Built, ranks: Ranks) -> None:
-        self.built, self.ranks = built, ranks
+    def __init__(self, built: Built, ranks: Ranks, written: Callable[[], int]) -> None:
+        """`written`: a number that grows whenever a parameter is written to."""
+        self.built, self.ranks, self._written = built, ranks, written
         self.bound = built.program.bind(ranks.groups, ranks.coordinate, ranks.device)
         self.sums = built.graph.loss_reduction == "sum_over_count"
         self._version = -1
@@ -82,12 +83,12 @@ class Stepper:
 
     def evaluate(self, params: Tensors, buffers: Tensors, batches: list[Inputs]) -> torch.Tensor:
         """The loss of all micro-batches, without gradients."""
-        self._forget_old(params)
+        self._forget_old()
         return self._combine([self.bound.forward(params, buffers, inputs) for inputs in batches])
 
     def step(self, params: Tensors, buffers: Tensors, batches: list[Inputs]) -> tuple[torch.Tensor, Tensors]:
         """Loss and stored-layout gradients of all micro-batches."""
-        self._forget_old(params)
+        self._forget_old()
         return self.bound.step(params, buffers, batches)
 
     def forward_train(
@@ -97,21 +98,21 @@ class Stepper:
         if len(batches) > 1:
             loss, grads = self.step(params, buffers, batches)
             return loss, lambda grad: {fqn: g * grad.to(g.dtype) for fqn, g in grads.items()}
-        self._forget_old(params)
+        self._forget_old()
         loss, state = self.bound.forward_train(params, buffers, batches[0])
         version = self._version
 
         def backward(grad: torch.Tensor) -> Tensors:
-            if _version(params) != version:
+            if self._written() != version:
                 raise RuntimeError("parameters were changed between forward and backward; call the model again")
             self.bound.backward(state, grad, last=True)
             return self.bound.finish()
 
         return loss, backward
 
-    def _forget_old(self, params: Tensors) -> None:
+    def _forget_old(self) -> None:
         """Parameters that are kept gathered for a whole step are stale once any of them was written to."""
-        version = _version(params)
+        version = self._written()
         if version != self._version:
             self.bound.abandon()
             self._version = version
@@ -121,11 +122,6 @@ class Stepper:
         for loss in losses[1:]:
             total = total + loss
         return total if self.sums else total / len(losses)
-
-
-def _version(params: Tensors) -> int:
-    """Grows whenever any parameter is written to."""
-    return sum(tensor._version for tensor in params.values())
 
 
 def check_equal_targets(counts: tuple[int, ...]) -> None:

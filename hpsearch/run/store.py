@@ -57,6 +57,10 @@ class Store:
         with torch.no_grad():
             return {fqn: local_of(p) for fqn, p in self.params.items()}
 
+    def written(self) -> int:
+        """Grows whenever a parameter is written to, through its DTensor (optimizers) or its piece (loading)."""
+        return sum(p._version + local_of(p)._version for p in self.params.values())
+
     def gradients(self, local: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Local gradients as DTensors in the stored layout."""
         return {

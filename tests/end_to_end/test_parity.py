@@ -16,7 +16,7 @@ from hpsearch.plan import Plan
 from hpsearch.search import search
 from tests.end_to_end.models import FAMILIES, ROWS, build
 from tests.end_to_end.parity import DTYPES, cast, compare, reference
-from tests.end_to_end.ranks import RankPool
+from tests.end_to_end.ranks import RankPool, RanksFailed
 
 PLANS: dict[str, tuple[int, dict[str, object]]] = {
     "ddp-2": (2, {"dp_replicate": 2}),
@@ -90,7 +90,22 @@ def test_parity(
         references[family, recipe] = tmp_path_factory.mktemp("reference") / "trace.pt"
         reference(family, recipe, references[family, recipe])
     made = plan(family, recipe, name)
-    results = ranks.run(
+    if family == "t5" and made.file.job.micro_batches > 1:
+        # T5 averages over its valid targets itself, and they are unequal here: no micro-batch mean would be right.
+        with pytest.raises(RanksFailed, match="BatchError: loss: the model averages over valid targets itself"):
+            _compare(ranks, family, name, recipe, made, references)
+        return
+    results = _compare(ranks, family, name, recipe, made, references)
+    assert all(result == results[0] for result in results), "every rank sees the same tensors"
+    table.append((family, name, recipe, results[0]))
+    for what, limit in LIMITS[recipe].items():
+        assert results[0][what] <= limit, f"{what} of {family} under {made}"
+
+
+def _compare(
+    ranks: RankPool, family: str, name: str, recipe: str, made: Plan, references: dict[tuple[str, str], Path]
+) -> list[dict[str, float]]:
+    return ranks.run(
         f"{compare.__module__}:{compare.__name__}",
         ranks=PLANS[name][0],
         family=family,
@@ -98,7 +113,3 @@ def test_parity(
         plan=made.content,
         path=str(references[family, recipe]),
     )
-    assert all(result == results[0] for result in results), "every rank sees the same tensors"
-    table.append((family, name, recipe, results[0]))
-    for what, limit in LIMITS[recipe].items():
-        assert results[0][what] <= limit, f"{what} of {family} under {made}"
