@@ -18,8 +18,7 @@ import torch
 from hpsearch.capture.ops import einsum
 from hpsearch.lower.local_ops import cut, join, mask, pad, split, trim
 
-c10d = torch.ops._c10d_functional
-'''
+c10d = torch.ops._c10d_functional'''
 
 
 def emit_rounds(piece: str, verb: str, uses: Sequence[ParamUse]) -> tuple[tuple[str, ...], str]:

@@ -154,16 +154,17 @@ class _Writer:
                     "Choose another layout.",
                 )
         self.add(f"split(@, {other}, {size})", "local")
-        rows = self._rows(now, other, size) if other != 0 else None
-        each = f"[@.shape[0] // {size}] * {size}" if rows is None else f"[{rows}] * {size}"
+        each = f"[{self._rows(now, other, size)}] * {size}"
         self.add(f'c10d.all_to_all_single(@, {each}, {each}, groups["{step.axis}"])', "issue", note, sent)
         self.add("c10d.wait_tensor(@)", "wait")
         self.add(f"join(@, {mine}, {size})", "local")
 
-    def _rows(self, now: Layout, other: int, size: int) -> int | None:
-        """Rows of dim 0 that go to each rank, when every cut of dim 0 is even; None when they differ by rank."""
-        cuts = dict(self._cuts(now, 0))
-        return None if self._is_uneven(0, cuts) else self._even(0, cuts)
+    def _rows(self, now: Layout, other: int, size: int) -> str:
+        """Rows of dim 0 that go to each rank once the pieces along `other` follow each other there."""
+        cuts = self._cuts(now, 0)
+        if self._is_uneven(0, cuts):
+            return f"@.shape[0] // {size}"
+        return str(self._even(0, cuts) // (size if other == 0 else 1))
 
     def _cuts(self, layout: Layout, dim: int, before: str | None = None) -> dict[str, int]:
         """Axes that cut `dim`, in split order, those in front of `before` when given."""
