@@ -16,6 +16,7 @@ A rank brings `groups` (axis -> process group name), `coordinate` (axis -> its p
 import torch
 
 from hpsearch.capture.ops import einsum
+from hpsearch.lower.attention import attention, attention_backward
 from hpsearch.lower.local_ops import cut, join, mask, pad, split, trim
 
 c10d = torch.ops._c10d_functional'''

@@ -20,12 +20,18 @@ def render_call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
     return f"{render_target(target)}({', '.join(words)})"
 
 
+FUNCTIONS = {
+    "hpsearch.einsum.default": "einsum",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": "attention",
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": "attention_backward",
+}
+"""Ops that the program calls as plain functions of ours."""
+
+
 def render_target(target: Any) -> str:
-    """Overloads by their path under torch.ops; the einsum of our own as the plain function that it is."""
+    """Overloads by their path under torch.ops, a few as functions that the program's header imports."""
     name = str(target)
-    if name == "hpsearch.einsum.default":
-        return "einsum"
-    return f"torch.ops.{name}"
+    return FUNCTIONS.get(name, f"torch.ops.{name}")
 
 
 def render(value: Any) -> str:
