@@ -22,6 +22,8 @@ ORDER = [
     ("strategy",),
     ("solve",),
     ("cost",),
+    ("estimate",),
+    ("validate",),
     ("plan",),
     ("search",),
     ("capture",),

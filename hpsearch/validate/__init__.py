@@ -1,0 +1,1 @@
+"""Predictions held against published training runs: `python -m hpsearch.validate rows.jsonl`. No torch."""
