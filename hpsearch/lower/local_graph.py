@@ -220,7 +220,8 @@ def is_view(target: Any) -> bool:
 
 
 _PRELUDE = (
-    "torch", "c10d", "einsum", "attention", "attention_backward", "split", "join", "cut", "mask", "pad", "trim", "extent", "groups", "coordinate",
+    "torch", "c10d", "einsum", "attention", "attention_backward", "split", "join", "cut", "mask", "pad", "trim",
+    "extent", "groups", "coordinate",
     "device", "params", "buffers", "inputs", "saved", "kept", "tangents", "given", "made", "reduce_loss",
 )  # fmt: skip
 RESERVED = frozenset((*_PRELUDE, *keyword.kwlist, *dir(builtins)))
