@@ -16,8 +16,8 @@ from hpsearch.run.launch import agree, is_first, num_processes, start, together
 from hpsearch.run.stepper import Built
 
 Given = Plan | str | os.PathLike[str] | None
-Where = Cluster | Callable[[int], Cluster]
-"""A cluster, or how to get one with so many devices."""
+Where = Cluster | Callable[..., Cluster]
+"""A cluster, or a function of `devices` that gets one."""
 Find = Callable[..., Plan]
 """(graph, cluster, fix=pins) → plan."""
 
@@ -101,4 +101,4 @@ def _content(given: Given) -> bytes | None:
 
 
 def _cluster(on: Where) -> Cluster:
-    return on if isinstance(on, Cluster) else on(num_processes())
+    return on if isinstance(on, Cluster) else on(devices=num_processes())

@@ -15,7 +15,7 @@ from hpsearch.graph import ModelGraph
 from hpsearch.plan import Plan
 from hpsearch.search import search
 from tests.end_to_end.models import FAMILIES, ROWS, build
-from tests.end_to_end.parity import DTYPES, cast, compare, reference
+from tests.end_to_end.parity import DTYPES, cast, compare, double_throughout, reference
 from tests.end_to_end.ranks import RankPool, RanksFailed
 
 PLANS: dict[str, tuple[int, dict[str, object]]] = {
@@ -39,7 +39,8 @@ LIMITS = {
 @cache
 def graph(family: str, recipe: str) -> ModelGraph:
     case = build(family, DTYPES[recipe])
-    return capture(case.model, cast(case.batch, DTYPES[recipe]), loss=case.loss, recipe=recipe).graph
+    with double_throughout(family, recipe):
+        return capture(case.model, cast(case.batch, DTYPES[recipe]), loss=case.loss, recipe=recipe, rows=2).graph
 
 
 @cache
