@@ -19,7 +19,7 @@ from hpsearch.lower import lower
 from hpsearch.measure import load_cluster
 from hpsearch.plan import Plan
 from hpsearch.run import Built, ParallelModule
-from hpsearch.run.batch import Batch, rows_of
+from hpsearch.run.batch import Batch, normal, rows_of
 from hpsearch.run.choose import Given, Where, check_plan, choose_plan
 from hpsearch.run.launch import together
 from hpsearch.search import search
@@ -72,6 +72,8 @@ def pipeline(
     """From a model and a global batch to the program that every rank runs; beside `base`, if that runs already."""
     trace = partial(capture, model, batch, loss=loss, recipe=recipe)
     plan = choose_plan(given, on, partial(find, global_batch=rows_of(batch)), trace, base)
+    if base is None:
+        together("first batch", partial(normal, batch, plan.file.job.global_batch))
     captured = together("capture", partial(trace, rows=plan.micro_batch_rows))
     checked = plan if base else check_plan(plan, captured.graph, given, named)
     program = together("lowering", partial(lower, captured, checked))

@@ -10,19 +10,17 @@ from hpsearch.cost import CostTable
 from hpsearch.errors import LegalityError
 from hpsearch.plan import matches, param_patterns
 from hpsearch.search.fix import Fix
+from hpsearch.strategy.search_space import NodeKey
 
 
 def pinned(table: CostTable, fix: Fix) -> CostTable:
     """The table with every storage forbidden that a pin does not name. Raises LegalityError for a pin on nothing."""
     if not fix.stored:
         return table
-    model = table.space.model
-    patterns = {(g, _value(table, g, local)): p for (g, local), p in param_patterns(model).items()}
+    patterns = _patterns(table)
     unary = list(table.problem.unary)
     for pin, layout in fix.stored.items():
-        touched = [
-            key for key, pattern in patterns.items() if pattern == pin or matches(pin, pattern) or _prefix(pin, pattern)
-        ]
+        touched = _touched(pin, patterns)
         shared = [pattern for pattern in patterns.values() if pattern != pin and matches(pattern, pin)]
         if not touched and shared:
             problem = f"expected a name for all instances of its block, which share one decision, but got {pin}"
@@ -37,10 +35,22 @@ def pinned(table: CostTable, fix: Fix) -> CostTable:
     return replace(table, problem=replace(table.problem, unary=tuple(unary)))
 
 
-def _prefix(pin: str, pattern: str) -> bool:
-    """A module's name pins all parameters below it."""
-    return pattern.startswith(pin + ".")
+def offered(table: CostTable, fix: Fix) -> str:
+    """For each pinned layout that no parameter it names can have on this mesh, which ones there are."""
+    said = []
+    for pin, layout in fix.stored.items():
+        for key in _touched(pin, _patterns(table)):
+            layouts = list(dict.fromkeys(storage.stored for storage in table.storages[key]))
+            if dict(layout) not in [dict(stored) for stored in layouts]:
+                said.append(f"{_patterns(table)[key]} can rest as {', '.join(map(str, layouts))}")
+    return "; ".join(said)
 
 
-def _value(table: CostTable, graph: str, local: str) -> str:
-    return table.space.graphs[graph].params[local]
+def _patterns(table: CostTable) -> dict[NodeKey, str]:
+    graphs = table.space.graphs
+    return {(g, graphs[g].params[local]): p for (g, local), p in param_patterns(table.space.model).items()}
+
+
+def _touched(pin: str, patterns: dict[NodeKey, str]) -> list[NodeKey]:
+    """The parameters that a pin names: by name, by pattern, or as all those below a module."""
+    return [key for key, name in patterns.items() if name == pin or matches(pin, name) or name.startswith(pin + ".")]
