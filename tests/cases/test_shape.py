@@ -284,7 +284,7 @@ def test_shp_29_lossless_slices() -> None:
     assert torch.equal(torch.cat(pieces), full)
 
 
-def test_ux_of_heads_without_a_config() -> None:
+def test_heads_without_a_config() -> None:
     """The legal degrees of a module that has no config come from its attention."""
     batch = ids_and_labels(4, 8, 64)
     captured = capture(OddRows(64), batch, recipe="fp64")
