@@ -58,7 +58,7 @@ CASES = (
     Case("SHP-03", "28 query and 4 key/value heads on the 8 devices of a node",
          "legal tp 1, 2, 4; the free plan uses all 8", "THU-KEG/AdaptThink/issues/1"),
     Case("SHP-05", "three devices, 40 heads, a vocabulary that three does not divide",
-         "all three used by a data axis, never by tp; a padded vocabulary only at rest", "vllm-project/vllm/issues/596"),
+         "all used by a data axis, never by tp; a padded vocabulary only at rest", "vllm-project/vllm/issues/596"),
     Case("SHP-06", "an odd sequence length where tp would also cut the sequence",
          "the sequence stays whole; loss and gradients of one device", "pytorch/torchtitan/issues/1306"),
     Case("SHP-08", "packed documents whose lengths do not fit the sequence cut",
