@@ -49,16 +49,18 @@ def _configs(config: Any) -> Iterator[Any]:
 
 @contextmanager
 def tracing(twin: nn.Module, batch: Batch) -> Iterator[None]:
-    """While open, transformers builds no packed-sequence mask unless the batch has position ids. No caches either.
+    """While open, transformers builds masks without looking at values, and no caches.
 
-    It looks at the values of position ids to see whether sequences are packed. A trace has no values, and would get an
-    explicit mask of sequence × sequence where the model otherwise runs causal attention without a mask.
+    It looks at the values of position ids to see whether sequences are packed, and at those of a padding mask to see
+    whether anything is masked. A trace has no values. Sequences count as packed only when the batch brings position
+    ids; otherwise there would be an explicit mask of sequence x sequence where the model runs causal attention without
+    one. A padding mask counts as masking something, which is right whatever is in it.
     """
     for module in twin.modules():
         for config in _configs(getattr(module, "config", None)):
             if getattr(config, "use_cache", False):
                 config.use_cache = False
-    with _sorted_sets(twin), _no_packing(batch):
+    with _sorted_sets(twin), _masks_without_values(batch):
         yield
 
 
@@ -88,14 +90,20 @@ def _sorted_sets(twin: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _no_packing(batch: Batch) -> Iterator[None]:
+def _masks_without_values(batch: Batch) -> Iterator[None]:
+    """No mask is left out because a look at its values says that nothing is masked: a trace has no values."""
     masking = sys.modules.get("transformers.masking_utils")
-    if masking is None or any(leaf.name.rpartition(".")[2] == "position_ids" for leaf in batch.leaves):
+    if masking is None:
         yield
         return
-    original = masking.find_packed_sequence_indices
-    masking.find_packed_sequence_indices = lambda *_args, **_kwargs: None  # type: ignore[attr-defined]
+    changed: dict[str, Any] = {"fast_all": lambda _mask: False}
+    if not any(leaf.name.rpartition(".")[2] == "position_ids" for leaf in batch.leaves):
+        changed["find_packed_sequence_indices"] = lambda *_args, **_kwargs: None
+    original = {name: getattr(masking, name) for name in changed}
+    for name, value in changed.items():
+        setattr(masking, name, value)
     try:
         yield
     finally:
-        masking.find_packed_sequence_indices = original  # type: ignore[attr-defined]
+        for name, value in original.items():
+            setattr(masking, name, value)

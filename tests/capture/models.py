@@ -141,4 +141,26 @@ def whisper() -> Case:
     return Case(WhisperForConditionalGeneration(config), {"input_features": sound, "labels": _tokens()["labels"]})
 
 
-FAMILIES = {f.__name__: f for f in (llama, qwen2, gpt2, gemma3, vit, t5, convnet, mixtral, qwen35, whisper)}
+def padded_llama() -> Case:
+    """A batch as data collators make it: with a padding mask."""
+    case = llama()
+    mask = torch.ones(ROWS, LENGTH, dtype=torch.long)
+    mask[1, 5:] = 0
+    return Case(case.model, {**case.batch, "attention_mask": mask})
+
+
+def bart() -> Case:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    config = BartConfig(vocab_size=VOCAB, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+                        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, dropout=0.0,
+                        max_position_embeddings=32)  # fmt: skip
+    return Case(BartForConditionalGeneration(config), _tokens())
+
+
+FAMILIES = {
+    f.__name__: f
+    for f in (
+        llama, qwen2, gpt2, gemma3, vit, t5, convnet, mixtral, qwen35, whisper, padded_llama, bart,
+    )
+}  # fmt: skip

@@ -12,6 +12,9 @@ from tests.capture.models import FAMILIES, Case
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "bf16": 2e-2}
 
+NOISE = 1e-9
+"""A gradient this much smaller than the largest is compared against the largest."""
+
 
 def _in_recipe(case: Case) -> Case:
     for param in case.model.parameters() if case.recipe == "bf16" else ():
@@ -45,7 +48,10 @@ def test_captured_step_equals_the_plain_step(name: str) -> None:
     interpreter = Interpreter(captured, case.model)
     torch.testing.assert_close(interpreter.run(captured.batch.flatten(batch)), loss, rtol=1e-6, atol=0)
     assert set(interpreter.grads) == set(grads)
+    largest = max(float(grad.abs().max()) for grad in grads.values())
     for fqn, grad in grads.items():
-        scale = grad.abs().max().clamp(min=1e-30)
+        scale = grad.abs().max()
+        if scale < NOISE * largest:  # keys' biases have no gradient in exact arithmetic, only rounding
+            scale = torch.tensor(largest)
         assert float((interpreter.grads[fqn] - grad).abs().max() / scale) < TOLERANCE[case.recipe], fqn
     assert captured.graph.num_params == sum(p.numel() for p in case.model.parameters())
