@@ -21,6 +21,7 @@ _MEMORY = (2.0**27, 4e12)
 _HOST = (1e8, 2e12)
 _LAUNCH = (1e-9, 1e-3)
 _COLLECTIVE_LAUNCH = (0.0, 20e-3)
+_HOP = (1e-8, 1e-3)
 _FRACTION = (0.01, 1.0)
 _SHARE = (0.0, 1.0)
 _MATMUL_RATE = (1e5, 1e17)
@@ -38,6 +39,7 @@ def complaints(entry: ClusterFile) -> list[Complaint]:
     found += _device(entry.device)
     for index, tier in enumerate(entry.tiers):
         found += _tier(("tiers", index), tier)
+        found += _crossing(("tiers", index), tier, index)
     if not found:
         found += _tiers_together(entry)
     return found
@@ -115,6 +117,10 @@ def _all_numbers(entry: ClusterFile) -> Iterator[tuple[Path, Number | Numbers]]:
         for name, value in tier:
             if isinstance(value, Number):
                 yield ("tiers", i, name), value
+        for j, protocol in enumerate(tier.protocols):
+            for name, value in protocol:
+                if isinstance(value, Number):
+                    yield ("tiers", i, "protocols", j, name), value
         for j, curve in enumerate(tier.collectives):
             for name, value in curve:
                 if isinstance(value, Numbers):
@@ -132,7 +138,9 @@ def _device(device: DeviceEntry) -> Iterator[Complaint]:
         ),
     ]
     for name in ("memory_efficiency", "matmul_efficiency", "attention_efficiency"):
-        before += _number((*at, name), getattr(device, name), "fraction", _FRACTION, "an efficiency")
+        number = getattr(device, name)
+        if number is not None:
+            before += _number((*at, name), number, "fraction", _FRACTION, "an efficiency")
     before += _number((*at, "overlap_efficiency"), device.overlap_efficiency, "fraction", _SHARE, "a share")
     if device.host_bandwidth is not None:
         before += _number((*at, "host_bandwidth"), device.host_bandwidth, "bandwidth", _HOST, "the link to the host")
@@ -208,6 +216,22 @@ def _tier(at: Path, tier: TierEntry) -> Iterator[Complaint]:
     yield from wrong_numbers
     for i, curve in enumerate(tier.collectives):
         yield from _curve((*at, "collectives", i), curve, tier, not wrong_numbers)
+
+
+def _crossing(at: Path, tier: TierEntry, index: int) -> Iterator[Complaint]:
+    """Protocols cross the domains of an inner tier; a full mesh has none inside it."""
+    if tier.protocols and index == 0:
+        problem = "expected protocols on a tier that joins inner domains, but this is the innermost"
+        yield Complaint((*at, "protocols"), problem, "Move them to the tier outside.")
+    if tier.wiring == "full-mesh" and index > 0:
+        problem = "expected a full mesh on the innermost tier alone, but a tier stands inside this one"
+        yield Complaint((*at, "wiring"), problem, "Describe its links as a switch.")
+    for j, protocol in enumerate(tier.protocols):
+        for name, number in protocol:
+            if isinstance(number, Number) and name.endswith("_share"):
+                yield from _number((*at, "protocols", j, name), number, "fraction", _FRACTION, "a share of the links")
+            elif isinstance(number, Number):
+                yield from _number((*at, "protocols", j, name), number, "time", _HOP, "one hop of a collective")
 
 
 def _curve(at: Path, curve: CurveEntry, tier: TierEntry, link_is_sound: bool) -> Iterator[Complaint]:

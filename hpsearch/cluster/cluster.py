@@ -20,8 +20,11 @@ from hpsearch.cluster.find import find
 from hpsearch.cluster.read import Fact, read
 from hpsearch.cluster.route import Links, Price, cheapest, ways
 from hpsearch.cluster.text import describe
-from hpsearch.cluster.tier import GroupShape, Tier, group_shape
+from hpsearch.cluster.tier import GroupShape, Tier, group_shape, packed
 from hpsearch.errors import ClusterError
+
+_PLAIN = (("wiring", "switch"), ("protocols", ()))
+"""Fields that a digest passes over while they say nothing, so that older digests stay as they were."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,10 @@ class Cluster:
         """
         path = find(name, devices)
         found = read(path.read_text(encoding="utf-8"), str(path))
-        return Cluster(found.name, devices, found.device, found.tiers, found.summary, found.facts)
+        check_devices(found.name, devices, found.tiers)
+        return Cluster(
+            found.name, devices, found.device, packed(found.tiers, devices), found.summary, found.facts
+        )  # fmt: skip
 
     def collective(self, kind: str, nbytes: float, size: int, stride: int) -> Price:
         """The price of one call of `kind` on groups of `size` ranks `stride` apart, all groups at once.
@@ -107,7 +113,7 @@ class Cluster:
     def digest(self) -> str:
         """sha256 over everything a price can depend on, device count included; not over wording and sources."""
         content = {"name": self.name, "devices": self.devices, "device": asdict(self.device)}
-        content["tiers"] = [asdict(tier) for tier in self.tiers]
+        content["tiers"] = [{k: v for k, v in asdict(tier).items() if (k, v) not in _PLAIN} for tier in self.tiers]
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hpsearch.cluster.curve import Floats
+from hpsearch.cluster.curve import Floats, weakest
 from hpsearch.errors import ClusterError
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
@@ -40,8 +40,8 @@ class Device:
     """dtype → dense peak FLOP/s."""
     matmul_efficiency: float
     """Share of peak that a large matmul reaches."""
-    attention_efficiency: float
-    """Share of peak that fused attention reaches, forward and backward together."""
+    attention_efficiency: float | None
+    """Share of peak that fused attention reaches, forward and backward together; None where nothing is known."""
     launch_s: float
     """Fixed seconds of one kernel, however small."""
     collective_launch_s: float
@@ -65,7 +65,7 @@ class Device:
     def matmul_basis(self, dtype: str) -> str:
         """What `matmul_s` rests on for this dtype: measured, published or modelled."""
         bases = {table.basis for table in self.matmul if table.dtype == dtype}
-        return "modelled" if not bases else ("measured" if bases == {"measured"} else "published")
+        return weakest(sorted(bases)) if bases else "modelled"
 
     def matmul_s(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str, batch: ArrayLike = 1) -> Floats:
         """Seconds of `batch` products [m, k] @ [k, n] in one kernel; shape = broadcast of the arguments.
@@ -87,7 +87,12 @@ class Device:
         return np.asarray(roof * np.exp((weight * log_ratio).sum(-1) / weight.sum(-1)))
 
     def attention_s(self, flops: ArrayLike, nbytes: ArrayLike, dtype: str) -> Floats:
-        """Seconds of one fused attention kernel that computes `flops` and moves `nbytes`."""
+        """Seconds of one fused attention kernel that computes `flops` and moves `nbytes`; ClusterError when unknown."""
+        if self.attention_efficiency is None:
+            raise ClusterError(
+                f"device {self.name}", "expected the share of peak that attention reaches, but no source states it",
+                "Write attention_efficiency under [device] of a copy of the cluster file.",
+            )  # fmt: skip
         compute = np.asarray(flops, dtype=np.float64) / (self.peak_flops_per_s(dtype) * self.attention_efficiency)
         return np.asarray(self.launch_s + np.maximum(compute, self._stream_s(np.asarray(nbytes, dtype=np.float64))))
 

@@ -11,7 +11,8 @@ from hpsearch.cluster.check import complaints
 from hpsearch.cluster.curve import Curve, bus_factor
 from hpsearch.cluster.device import Device, MatmulTable
 from hpsearch.cluster.lines import line_of, line_of_paths, path_text
-from hpsearch.cluster.schema import ClusterFile, CurveEntry, DeviceEntry, Number, Numbers, TierEntry
+from hpsearch.cluster.protocol import Protocol
+from hpsearch.cluster.schema import ClusterFile, CurveEntry, DeviceEntry, Number, Numbers, ProtocolEntry, TierEntry
 from hpsearch.cluster.tier import Tier
 from hpsearch.cluster.units import UNITS, Complaint
 from hpsearch.cluster.wrong import complaints_of_schema
@@ -90,7 +91,7 @@ def _device(entry: DeviceEntry) -> Device:
         memory_efficiency=entry.memory_efficiency.value,
         peak=tuple((dtype, si(entry.peak[dtype], "rate")) for dtype in sorted(entry.peak)),
         matmul_efficiency=entry.matmul_efficiency.value,
-        attention_efficiency=entry.attention_efficiency.value,
+        attention_efficiency=None if entry.attention_efficiency is None else entry.attention_efficiency.value,
         launch_s=si(entry.launch, "time"),
         collective_launch_s=si(entry.collective_launch, "time"),
         overlap_efficiency=entry.overlap_efficiency.value,
@@ -111,6 +112,21 @@ def _tier(entry: TierEntry) -> Tier:
         efficiency=1.0 if entry.efficiency is None else entry.efficiency.value,
         pipelining=None if entry.pipelining is None else entry.pipelining.value,
         curves=tuple(_curve(curve) for curve in entry.collectives),
+        wiring=entry.wiring,
+        protocols=tuple(_protocol(protocol) for protocol in entry.protocols),
+    )
+
+
+def _protocol(entry: ProtocolEntry) -> Protocol:
+    return Protocol(
+        name=entry.name,
+        start_s=si(entry.start, "time"),
+        ring_inner_s=si(entry.ring_inner, "time"),
+        ring_outer_s=si(entry.ring_outer, "time"),
+        tree_inner_s=si(entry.tree_inner, "time"),
+        tree_outer_s=si(entry.tree_outer, "time"),
+        ring_share=entry.ring_share.value,
+        tree_share=entry.tree_share.value,
     )
 
 
@@ -143,6 +159,8 @@ def facts(entry: ClusterFile) -> tuple[Fact, ...]:
     found += [one(f"device.matmul {t.dtype} n={t.n} k={t.k}", t.rate) for t in entry.device.matmul]
     for tier in entry.tiers:
         found += [one(f"{tier.name}.{name}", n) for name, n in tier if isinstance(n, Number)]
+        for p in tier.protocols:
+            found += [one(f"{tier.name}.{p.name}.{name}", n) for name, n in p if isinstance(n, Number)]
         for c in tier.collectives:
             found.append(one(f"{tier.name}.{c.op} x{c.group}", c.time or c.busbw or c.algbw or _none(c)))
     return tuple(found)

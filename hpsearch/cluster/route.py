@@ -6,6 +6,9 @@ hierarchical  inner reduce-scatter, outer all-reduce on the piece left, inner al
 pipelined     the hierarchical all-reduce with its tiers at work at the same time, where the cluster says how well
 direct        all_to_all in which every pair exchanges at once; each tier carries what leaves the tier inside it
 
+library       what one call runs across a tier whose protocols are known: one ring, or a tree for all_reduce; then no
+              other way is open to all_gather, reduce_scatter and all_reduce
+
 Inner tiers can be merged into one flat step, so that a tier as fast as its neighbour costs no step of its own.
 """
 
@@ -17,7 +20,8 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from hpsearch.cluster.curve import Curve, Floats, weakest
-from hpsearch.cluster.tier import GroupShape, Tier, leaf_seconds
+from hpsearch.cluster.protocol import Span, ring_seconds, tree_seconds
+from hpsearch.cluster.tier import GroupShape, Tier, curves_alike, leaf_seconds
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,10 @@ Way = tuple[Floats, str, str]
 def ways(links: Links, kind: str, shape: GroupShape, nbytes: Floats) -> list[Way]:
     """Every way to run the collective, the flat one first."""
     found = [links.leaf(kind, shape, nbytes)]
+    span = _span(links, kind, shape)
+    if span is not None:
+        measured = curves_alike(kind, links.curves[shape.outermost], shape)
+        return found if measured else _library(links.tiers[shape.outermost], kind, span, nbytes)
     for count in range(1, len(shape.cuts) + 1):
         for cuts in combinations(shape.cuts, count):
             parts = _parts(shape, cuts)
@@ -118,6 +126,28 @@ def _pipelined(links: Links, parts: list[GroupShape], inner: Way, outer: Way, ov
     return inner_latency + outer_latency + busy, "modelled", how
 
 
+def _span(links: Links, kind: str, shape: GroupShape) -> Span | None:
+    """The group as the protocols of its outermost tier see it; None where there are none or it lies unevenly."""
+    top = links.tiers[shape.outermost]
+    domains = shape.count(shape.outermost - 1)
+    if not top.protocols or kind == "all_to_all" or domains < 0:
+        return None
+    members = shape.size // domains
+    rate = members * top.rate
+    if members > 1:
+        rate = min(rate, links.tiers[shape.outermost - 1].rate_within(members))
+    return Span(shape.size, domains, rate)
+
+
+def _library(top: Tier, kind: str, span: Span, nbytes: Floats) -> list[Way]:
+    """A ring of each protocol, and for all_reduce a tree of each."""
+    words = f"{kind} {top.name} x{span.size}"
+    found = [(ring_seconds(p, kind, span, nbytes), "modelled", f"{words} ({p.name} ring)") for p in top.protocols]
+    if kind == "all_reduce":
+        found += [(tree_seconds(p, span, nbytes), "modelled", f"{words} ({p.name} tree)") for p in top.protocols]
+    return found
+
+
 def _direct(links: Links, shape: GroupShape, nbytes: Floats) -> Way:
     """All pairs at once: each tier carries the bytes for ranks outside the domain inside it, all tiers together."""
     top = links.tiers[shape.outermost]
@@ -125,6 +155,7 @@ def _direct(links: Links, shape: GroupShape, nbytes: Floats) -> Way:
     busy = np.zeros_like(nbytes)
     members = 1
     for t in (*shape.cuts, shape.outermost):
-        busy = np.maximum(busy, nbytes * (shape.size - members) / shape.size / links.tiers[t].rate)
-        members = shape.size // shape.count(t)
+        inside = shape.size // shape.count(t)
+        busy = np.maximum(busy, nbytes * (shape.size - members) / shape.size / links.tiers[t].rate_within(inside))
+        members = inside
     return latency + busy, "modelled", f"direct all_to_all {top.name} x{shape.size}"

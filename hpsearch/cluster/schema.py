@@ -49,6 +49,19 @@ class CurveEntry(_Strict):
     algbw: Numbers | None = None
 
 
+class ProtocolEntry(_Strict):
+    """Rings and trees of a library between the domains of a tier; see `hpsearch.cluster.protocol`."""
+
+    name: str
+    start: Number
+    ring_inner: Number
+    ring_outer: Number
+    tree_inner: Number
+    tree_outer: Number
+    ring_share: Number
+    tree_share: Number
+
+
 class TierEntry(_Strict):
     name: str
     size: Number
@@ -58,6 +71,10 @@ class TierEntry(_Strict):
     latency: Number
     efficiency: Number | None = None
     pipelining: Number | None = None
+    wiring: Literal["switch", "full-mesh"] = "switch"
+    """full-mesh: a link to each of the others, so that a group of n uses n - 1 of them; `bandwidth` is of all."""
+    protocols: tuple[ProtocolEntry, ...] = ()
+    """What one call of a collective runs; without them the cheapest composition of the tiers is the price."""
     collectives: tuple[CurveEntry, ...] = ()
 
 
@@ -75,7 +92,8 @@ class DeviceEntry(_Strict):
     memory_bandwidth: Number
     memory_efficiency: Number
     matmul_efficiency: Number
-    attention_efficiency: Number
+    attention_efficiency: Number | None = None
+    """Left out where nothing is known: attention is then refused a price."""
     launch: Number
     collective_launch: Number
     overlap_efficiency: Number

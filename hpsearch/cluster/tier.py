@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
 import numpy as np
 
 from hpsearch.cluster.curve import Curve, Floats, bus_factor, price_from_curves
+from hpsearch.cluster.protocol import Protocol
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,18 @@ class Tier:
     """How well an all-reduce overlaps this tier with the tiers inside: the slower part takes 1/pipelining as long.
     None: the parts run one after the other."""
     curves: tuple[Curve, ...] = ()
+    wiring: str = "switch"
+    """switch, or full-mesh: `bytes_per_s` is that of the links to all others, and a smaller group uses fewer."""
+    protocols: tuple[Protocol, ...] = ()
+    """How a library crosses the domains in one call; empty: any composition of tiers may be taken."""
 
     @property
     def rate(self) -> float:
         return self.bytes_per_s * self.efficiency
+
+    def rate_within(self, members: int) -> float:
+        """Bytes per second of one of `members` that exchange inside one domain."""
+        return self.rate * (members - 1) / (self.size - 1) if self.wiring == "full-mesh" else self.rate
 
 
 @dataclass(frozen=True)
@@ -98,15 +107,21 @@ def leaf_seconds(
     `curves` are the tier's, each with the shape of the groups it was measured on. A curve speaks for a group that lies
     on the tiers as its own did, or, between groups with one rank in each inner domain, for other sizes too.
     """
-    alike = tuple(c for c, measured in curves if c.kind == kind and measured == shape)
-    if not alike and _one_each(shape):
-        alike = tuple(c for c, measured in curves if c.kind == kind and _one_each(measured))
+    alike = curves_alike(kind, curves, shape)
     words = f"{kind} {tier.name} x{shape.size}"
     if alike:
         seconds, basis, how = price_from_curves(alike, shape.size, nbytes)
         return seconds, basis, f"{words} ({how})"
     seconds, how = alpha_beta_seconds(kind, tier, shape.size, nbytes)
     return launch_s + seconds, "modelled", f"{words} ({how})"
+
+
+def curves_alike(kind: str, curves: list[tuple[Curve, GroupShape]], shape: GroupShape) -> tuple[Curve, ...]:
+    """The curves that speak for such groups."""
+    alike = tuple(c for c, measured in curves if c.kind == kind and measured == shape)
+    if not alike and _one_each(shape):
+        alike = tuple(c for c, measured in curves if c.kind == kind and _one_each(measured))
+    return alike
 
 
 def _one_each(shape: GroupShape) -> bool:
@@ -120,8 +135,25 @@ def alpha_beta_seconds(kind: str, tier: Tier, size: int, nbytes: Floats) -> tupl
     Ring: (n-1) steps and (n-1)/n of the bytes, twice for all_reduce. Tree: 2·log2(n) steps and twice the bytes.
     """
     steps = (size - 1) * (2 if kind == "all_reduce" else 1)
-    ring = steps * tier.latency_s + bus_factor(kind, size) * nbytes / tier.rate
+    rate = tier.rate_within(size)
+    ring = steps * tier.latency_s + bus_factor(kind, size) * nbytes / rate
     if kind != "all_reduce":
         return ring, "ring" if kind != "all_to_all" else "pairwise"
-    tree = 2 * ceil(log2(size)) * tier.latency_s + 2 * nbytes / tier.rate
+    tree = 2 * ceil(log2(size)) * tier.latency_s + 2 * nbytes / rate
     return np.minimum(ring, tree), "ring or tree"
+
+
+def packed(tiers: tuple[Tier, ...], devices: int) -> tuple[Tier, ...]:
+    """The tiers as a job of `devices` fills them: domains it needs several of are filled alike.
+
+    256 devices in racks of 72 lie as 4 times 64, as schedulers place them, and not as 72 + 72 + 72 + 40, which no mesh
+    axis lies evenly on. Left as it is where equal parts would leave more than half of a domain empty.
+    """
+    found: list[Tier] = []
+    for tier in tiers[:-1]:
+        inner = found[-1].size if found else 1
+        parts = -(-devices // tier.size)
+        equal = (p for p in range(parts, 2 * parts + 1) if devices % p == 0 and devices // p % inner == 0)
+        size = tier.size if devices <= tier.size else devices // next(equal, devices)
+        found.append(replace(tier, size=size) if 2 * size >= tier.size else tier)
+    return (*found, tiers[-1])

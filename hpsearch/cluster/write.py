@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hpsearch.cluster.schema import ClusterFile, DeviceEntry, Number, Numbers, TierEntry
+from hpsearch.cluster.schema import ClusterFile, DeviceEntry, Number, Numbers, ProtocolEntry, TierEntry
 
 
 def write(entry: ClusterFile) -> str:
@@ -28,6 +28,9 @@ def _device(device: DeviceEntry) -> list[str]:
 
 def _tier(tier: TierEntry) -> list[str]:
     lines = ["", "[[tiers]]", f"name = {_text(tier.name)}", f"link = {_text(tier.link)}", *_fields(tier)]
+    lines += [f"wiring = {_text(tier.wiring)}"] if tier.wiring != "switch" else []
+    for protocol in tier.protocols:
+        lines += ["", "[[tiers.protocols]]", f"name = {_text(protocol.name)}", *_fields(protocol)]
     for curve in tier.collectives:
         lines += ["", "[[tiers.collectives]]", f"op = {_text(curve.op)}", f"group = {curve.group}"]
         lines += [f"stride = {curve.stride}", f"nbytes = {list(curve.nbytes)}"]
@@ -36,7 +39,7 @@ def _tier(tier: TierEntry) -> list[str]:
     return lines
 
 
-def _fields(entry: DeviceEntry | TierEntry) -> list[str]:
+def _fields(entry: DeviceEntry | TierEntry | ProtocolEntry) -> list[str]:
     return [f"{name} = {_value(number)}" for name, number in entry if isinstance(number, Number)]
 
 

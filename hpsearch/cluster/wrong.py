@@ -16,6 +16,7 @@ _TABLES: dict[tuple[str, ...], type[BaseModel]] = {
     ("device", "matmul"): schema.MatmulEntry,
     ("tiers",): schema.TierEntry,
     ("tiers", "collectives"): schema.CurveEntry,
+    ("tiers", "protocols"): schema.ProtocolEntry,
 }
 _NUMBER = 'a table { value = …, unit = "…", kind = "…", source = "…" }'
 
