@@ -49,6 +49,5 @@ else:
             print(f"step {step}: loss {loss.item():.4f}")
     mlp = parallel.get_parameter("model.layers.0.mlp.up_proj.weight")
     if os.environ["RANK"] == "0":
-        print(
-            f"{parallel.plan}\nup_proj {tuple(mlp.shape)} is {mlp.placements}: {tuple(mlp.to_local().shape)} on each rank"
-        )
+        print(parallel.plan)
+        print(f"up_proj {tuple(mlp.shape)} is {mlp.placements}: {tuple(mlp.to_local().shape)} on each rank")
