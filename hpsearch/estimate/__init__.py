@@ -1,6 +1,25 @@
 """What a parallel layout of a transformer costs, in seconds and bytes, from shapes alone. No torch."""
 
+from hpsearch.estimate.efficiency import Efficiency, efficiency_of
+from hpsearch.estimate.estimate import Estimate, Priced, estimate, price
+from hpsearch.estimate.memory import Memory, memory
+from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import LatentAttention, ModelShape, StateSpace
 from hpsearch.estimate.shape_sources import shape_of_config, shape_of_row
 
-__all__ = ["LatentAttention", "ModelShape", "StateSpace", "shape_of_config", "shape_of_row"]
+__all__ = [
+    "Efficiency",
+    "Estimate",
+    "LatentAttention",
+    "Memory",
+    "ModelShape",
+    "ParallelLayout",
+    "Priced",
+    "StateSpace",
+    "efficiency_of",
+    "estimate",
+    "memory",
+    "price",
+    "shape_of_config",
+    "shape_of_row",
+]

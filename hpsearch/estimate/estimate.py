@@ -1,0 +1,214 @@
+"""`estimate`: seconds of one training step of a layout, with what they are made of.
+
+The parts of a step: every chunk's forward and backward (device time, or the host's time to issue it, whichever is
+longer), run by the pipeline's schedule; parameter gathers and gradient reductions that do not hide; the optimizer;
+what comes once a step. `Priced` holds everything that does not depend on the fitted efficiencies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hpsearch.cluster import Cluster
+from hpsearch.estimate.efficiency import Efficiency, efficiency_of
+from hpsearch.estimate.memory import Memory, memory
+from hpsearch.estimate.parallel import ParallelLayout
+from hpsearch.estimate.pipeline import pipeline_s
+from hpsearch.estimate.price import HOST, KINDS, Floats, Seconds, scales, work_seconds
+from hpsearch.estimate.shape import ModelShape
+from hpsearch.estimate.stages import Chunk, chunks
+from hpsearch.estimate.work import BLOCKS, Work, embedding, head
+
+OPTIMIZER_BYTES = 44.0
+"""Read and written for one parameter: norm and scale 8, both moments 16, master copy 8, gradient 8, weight 4."""
+HOST_POWER = 4.0
+"""How sharply the longer of device and host wins: t = (device^p + host^p)^(1/p)."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted seconds of a step and peak bytes of the fullest device."""
+
+    step_s: float
+    parts: tuple[tuple[str, float], ...]
+    """(what, seconds), adding up to `step_s`."""
+    memory: Memory
+
+    @property
+    def peak_bytes(self) -> float:
+        return self.memory.peak_bytes
+
+    def __str__(self) -> str:
+        rows = [f"step {self.step_s:.4g} s"] + [f"  {name:<12}{value:10.4g} s" for name, value in self.parts]
+        return "\n".join([*rows, str(self.memory)])
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A layout on a cluster at the rates of the tables."""
+
+    shape: ModelShape
+    layout: ParallelLayout
+    overlap: float
+    chunks: tuple[tuple[Seconds, float, float], ...]
+    """Of each chunk in model order: seconds, FSDP gather of a forward, gather and reduction of a backward."""
+    reduce_s: float
+    gather_s: float
+    """Once a step, of the rank with most parameters."""
+    optimizer_s: float
+    hop_s: float
+
+    @cached_property
+    def arrays(self) -> tuple[Floats, Floats, Floats, Floats]:
+        forward = np.array([c.forward for c, _, _ in self.chunks])
+        backward = np.array([c.backward + c.repeat for c, _, _ in self.chunks])
+        return forward, backward, np.array([g for _, g, _ in self.chunks]), np.array([g for _, _, g in self.chunks])
+
+    def step(self, efficiency: Efficiency) -> tuple[float, tuple[tuple[str, float], ...]]:
+        """Seconds and their parts under these efficiencies."""
+        layout = self.layout
+        factor = scales(efficiency, layout.low_precision)
+        if layout.cuda_graph:
+            factor[HOST] *= GRAPH_HOST
+        forward, backward, gather_f, gather_b = self.arrays
+        f = self._hidden(_longer(forward * factor), gather_f * efficiency.data)
+        b = self._hidden(_longer(backward * factor), gather_b * efficiency.data)
+        stages, m = layout.pp, layout.micro_batches
+        pipe = pipeline_s(f.tolist(), b.tolist(), stages, m, self.hop_s * efficiency.links)
+        reduce, gather = self.reduce_s * efficiency.data, self.gather_s * efficiency.data
+        if layout.overlap_grad_reduce:
+            window = self.overlap * float(b[:: max(stages, 1)].sum())
+            reduce = max(reduce - window, (1 - self.overlap) * reduce)
+        if layout.overlap_param_gather:
+            window = self.overlap * float(f[:: max(stages, 1)].sum())
+            gather = max(gather - window, (1 - self.overlap) * gather)
+        if layout.trained_parts == "layer":
+            return pipe, (("layer", pipe),)
+        optimizer = self.optimizer_s * efficiency.moved
+        busy = (forward + backward) * factor
+        busy[:, HOST] = 0.0
+        parts = [(name, float(busy[:, i].sum()) * m / stages) for i, name in enumerate(KINDS) if i != HOST]
+        rest = pipe - sum(value for _, value in parts)
+        total = pipe + reduce + gather + optimizer + efficiency.step_s
+        parts += [("bubble, host", rest), ("reduce", reduce), ("gather", gather), ("optimizer", optimizer)]
+        return total, (*parts, ("once", efficiency.step_s))
+
+    def _hidden(self, compute: Floats, link: Floats) -> Floats:
+        """Compute with the gathers of fully sharded parameters beside it, prefetched one layer ahead."""
+        return np.maximum(compute, link) + (1 - self.overlap) * np.minimum(compute, link)
+
+
+GRAPH_HOST = 0.25
+"""Host time that is left when most of a layer is one captured graph."""
+
+
+def _longer(seconds: Floats) -> Floats:
+    device = seconds.sum(axis=1) - seconds[:, HOST]
+    return np.asarray((device**HOST_POWER + seconds[:, HOST] ** HOST_POWER) ** (1 / HOST_POWER))
+
+
+def estimate(
+    shape: ModelShape, layout: ParallelLayout, cluster: Cluster, efficiency: Efficiency | None = None
+) -> Estimate:
+    """Step seconds and peak bytes of `layout` on `cluster`; efficiencies of its device generation unless given."""
+    priced = price(shape, layout, cluster)
+    seconds, parts = priced.step(efficiency or efficiency_of(cluster.device.name))
+    return Estimate(seconds, parts, memory(shape, layout))
+
+
+def price(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> Priced:
+    """Everything about the step that comes from tables."""
+    works: dict[str, Work] = {name: BLOCKS[name](shape, layout) for name in sorted(shape.counts)}
+    works |= {"head": head(shape, layout), "embedding": embedding(shape, layout)}
+    for name in shape.counts:
+        work = works[name]
+        if not layout.lora:
+            work.moved_backward += 2 * layout.grad_bytes * (work.params + work.expert_params)
+    seconds = work_seconds(works, layout, cluster)
+    cut = chunks(shape, layout)
+    found = []
+    for chunk in cut:
+        total = seconds["embedding"] * (1.0 if chunk.embedding else 0.0) + seconds["head"] * float(chunk.heads)
+        for name, count in chunk.blocks.items():
+            total = total + seconds[name] * count
+        gather = reduce = 0.0
+        if layout.fsdp:
+            gather, reduce = _fsdp_s(shape, layout, cluster, chunk, works)
+        found.append((total, gather, gather + reduce))
+    reduce_s, gather_s, optimizer_s = _once(shape, layout, cluster, cut, works)
+    hop = 2.0 * shape.hidden * layout.tokens / (layout.tp if layout.sp else 1)
+    hop_s = 0.0
+    if layout.pp > 1:
+        hop_s = hop_seconds(cluster, layout, hop)
+    return Priced(
+        shape, layout, cluster.device.overlap_efficiency, tuple(found), reduce_s, gather_s, optimizer_s, hop_s
+    )
+
+
+def hop_seconds(cluster: Cluster, layout: ParallelLayout, nbytes: float) -> float:
+    """One message to the next stage, whose rank stands tp·cp·dp away."""
+    tier = cluster.tier_of(layout.pp, layout.tp * layout.cp * layout.dp)
+    return tier.latency_s + cluster.device.collective_launch_s + nbytes / tier.rate
+
+
+def chunk_params(
+    shape: ModelShape, layout: ParallelLayout, chunk: Chunk, works: dict[str, Work]
+) -> tuple[float, float]:
+    """(dense, expert) parameters of one chunk on one device."""
+    dense = sum(works[name].params * count for name, count in chunk.blocks.items())
+    expert = sum(works[name].expert_params * count for name, count in chunk.blocks.items())
+    if chunk.embedding:
+        dense += shape.embedding_params / layout.tp
+    if chunk.heads and not (shape.tied and chunk.embedding):
+        dense += shape.vocab * shape.hidden / layout.tp
+    return dense, expert
+
+
+def _fsdp_s(
+    shape: ModelShape, layout: ParallelLayout, cluster: Cluster, chunk: Chunk, works: dict[str, Work]
+) -> tuple[float, float]:
+    """Gather of all layers of a chunk in 16 bit, and reduce-scatter of their gradients, block by block."""
+    gather = reduce = 0.0
+    ranks, stride = layout.shards, layout.tp
+    sizes = [(works[name].params, float(count)) for name, count in chunk.blocks.items()]
+    if chunk.embedding:
+        sizes.append((shape.embedding_params / layout.tp, 1.0))
+    for params, count in sizes:
+        gather += count * cluster.collective("all_gather", 2 * params, ranks, stride).seconds
+        reduce += count * cluster.collective("reduce_scatter", layout.grad_bytes * params, ranks, stride).seconds
+    return gather, reduce
+
+
+def _once(
+    shape: ModelShape, layout: ParallelLayout, cluster: Cluster, cut: tuple[Chunk, ...], works: dict[str, Work]
+) -> tuple[float, float, float]:
+    """(gradient reduction, parameter gather, optimizer) of the slowest pipeline rank."""
+    worst = (0.0, 0.0, 0.0)
+    stream = cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency
+    for rank in range(layout.pp):
+        mine = [chunk_params(shape, layout, chunk, works) for chunk in cut[rank :: layout.pp]]
+        dense, expert = sum(d for d, _ in mine), sum(e for _, e in mine)
+        if layout.lora:
+            dense, expert = LORA_SHARE * dense, LORA_SHARE * expert
+        groups = [(dense, layout.data_ranks, layout.tp), (expert, layout.expert_data_ranks, layout.ep * layout.etp)]
+        reduce = gather = held = 0.0
+        for params, ranks, stride in groups:
+            shards = min(ranks, layout.shards) if layout.zero else 1
+            held += params / max(shards, 1)
+            if ranks > 1 and params and not layout.fsdp:
+                if layout.zero:
+                    reduce += cluster.collective("reduce_scatter", layout.grad_bytes * params, ranks, stride).seconds
+                    gather += cluster.collective("all_gather", 2 * params, ranks, stride).seconds
+                else:
+                    reduce += cluster.collective("all_reduce", layout.grad_bytes * params, ranks, stride).seconds
+        found = (reduce, gather, OPTIMIZER_BYTES * held / stream)
+        if sum(found) > sum(worst):
+            worst = found
+    return worst
+
+
+LORA_SHARE = 0.002
+"""Adapter parameters over those they adapt, at rank 16."""

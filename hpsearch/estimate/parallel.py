@@ -1,0 +1,115 @@
+"""`ParallelLayout`: how a training step is split over devices, and which of its parts run how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpsearch.errors import LegalityError
+
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """Ranks are placed tp innermost, then cp, then dp, then pp; experts are folded over cp and dp."""
+
+    devices: int
+    seq_len: int
+    micro_batch: int
+    global_batch: int
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    vpp: int = 1
+    sp: bool = False
+    """Activations between matmuls are split along the sequence over the tp ranks."""
+    cp_kind: str = "ring"
+    zero: int = 1
+    """0: optimizer state on every data rank; 1: sharded; 2: gradients too; 3: parameters too."""
+    fsdp: bool = False
+    """Parameters are gathered layer by layer, per micro-batch, from fully sharded storage."""
+    shard_ranks: int = 0
+    """Data ranks among which states are sharded (hybrid sharding); 0: all of them."""
+    recompute: str = "none"
+    """none, selective (what `recompute_parts` names), or full (every layer keeps its input only)."""
+    recompute_parts: frozenset[str] = frozenset({"attention"})
+    """Of selective recompute: attention (the score matrix), mlp, moe, activation, norm, mla_up."""
+    recompute_share: float = 1.0
+    """Share of layers that a full recompute covers."""
+    precision: str = "bf16"
+    """bf16, fp16, fp8, mxfp8 or nvfp4: of the matmuls of linear layers. Everything else is 16 bit."""
+    grad_bytes: int = 4
+    """Bytes of one element of the accumulated gradient, and of its reduction."""
+    flash: bool = True
+    """Fused attention; else the score matrix is written out."""
+    fused_softmax: bool = True
+    """Without flash: mask, scale and softmax in one kernel."""
+    fused_norm: bool = True
+    fused: bool = True
+    """Element-wise chains run as one kernel each (hand-fused or compiled), not op by op."""
+    dropout: bool = False
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    overlap_tp: bool = False
+    overlap_p2p: bool = True
+    overlap_ep: bool = False
+    cuda_graph: bool = False
+    lora: bool = False
+    """Only small adapters are trained: no weight gradients of the matrices."""
+    trained_parts: str = "step"
+    """step; or layer: forward and backward of the layers alone, no optimizer, head or reduction."""
+    offload_share: float = 0.0
+    """Share of saved activations that live in host memory between forward and backward."""
+
+    def __post_init__(self) -> None:
+        inner = self.tp * self.pp * self.cp
+        if self.devices % inner:
+            raise LegalityError(
+                "layout", f"expected tp·pp·cp to divide {self.devices} devices, but {self.tp}·{self.pp}·{self.cp} = "
+                f"{inner} does not", "Change one degree.",
+            )  # fmt: skip
+        if self.global_batch % (self.micro_batch * self.dp):
+            raise LegalityError(
+                "layout", f"expected whole micro-batches, but {self.global_batch} sequences are not a multiple of "
+                f"{self.micro_batch} a micro-batch on {self.dp} data ranks", "Change the batch.",
+            )  # fmt: skip
+        if self.cp * self.dp * self.tp % (self.ep * self.etp):
+            raise LegalityError(
+                "layout", f"expected ep·etp to divide dp·cp·tp = {self.dp * self.cp * self.tp}, but ep = {self.ep}, "
+                f"etp = {self.etp}", "Lower ep.",
+            )  # fmt: skip
+        if self.recompute not in RECOMPUTE:
+            raise LegalityError("layout", f"expected recompute in {RECOMPUTE}, but got {self.recompute!r}", "")
+
+    @property
+    def dp(self) -> int:
+        return self.devices // (self.tp * self.pp * self.cp)
+
+    @property
+    def micro_batches(self) -> int:
+        return self.global_batch // (self.micro_batch * self.dp)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch on one cp rank."""
+        return self.micro_batch * self.seq_len // self.cp
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that hold the same dense parameters: data and context ranks."""
+        return self.dp * self.cp
+
+    @property
+    def shards(self) -> int:
+        return self.shard_ranks or self.data_ranks
+
+    @property
+    def expert_data_ranks(self) -> int:
+        """Ranks that hold the same experts."""
+        return max(1, self.data_ranks * self.tp // (self.ep * self.etp))
+
+    @property
+    def low_precision(self) -> bool:
+        return self.precision not in ("bf16", "fp16")

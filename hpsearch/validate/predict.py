@@ -1,0 +1,42 @@
+"""A file of rows to predictions and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hpsearch.errors import HpsearchError, PlanError
+from hpsearch.estimate import estimate
+from hpsearch.validate.rows import Row, case
+from hpsearch.validate.score import Predicted
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a JSON-lines file. PlanError: no such file, or a line that is not a row."""
+    if not path.is_file():
+        raise PlanError(str(path), "expected a file of published rows, one JSON object a line, but found none", "")
+    rows: list[Row] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise PlanError(f"{path}, line {number}", f"expected one JSON object, but {error}", "") from error
+    return rows
+
+
+def predict(rows: Iterable[Row]) -> tuple[Sequence[Predicted], dict[str, str]]:
+    """Predictions, and for each row without one its id and why."""
+    found, refused = [], {}
+    for row in rows:
+        one = case(row)
+        if isinstance(one, str):
+            refused[str(row["id"])] = one
+            continue
+        try:
+            found.append(Predicted(one, estimate(one.shape, one.layout, one.cluster)))
+        except HpsearchError as error:
+            refused[str(row["id"])] = str(error)
+    return found, refused

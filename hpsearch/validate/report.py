@@ -1,0 +1,77 @@
+"""The validation report as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpsearch.validate.score import Predicted, by, scale, scored, scores, sweep_scores
+
+WORST = 10
+
+
+def table(title: str, groups: Mapping[str, Mapping[str, float]]) -> list[str]:
+    lines = [f"{title:<44}{'rows':>6}{'median':>9}{'p90':>9}{'bias':>9}"]
+    for name, s in groups.items():
+        lines.append(f"  {name[:42]:<42}{s['rows']:>6.0f}{s['median']:>9.1%}{s['p90']:>9.1%}{s['bias']:>+9.1%}")
+    return lines
+
+
+def report(found: Sequence[Predicted], refused: Mapping[str, str], rows: int) -> str:
+    """Everything a reader needs to believe or doubt the predictions."""
+    figures = scores(found, rows)
+    step, memory = figures["step_time"], figures["memory"]
+    lines = [
+        f"{len(found)} of {rows} rows predicted; step time scored on {step['predicted']} completed runs of tier A or B "
+        "with a full layout",
+        "step time: " + _words(step),
+        "memory: " + _words(memory),
+        "sweeps: " + _words(figures["sweeps"]),
+        "",
+        *table("family", figures["families"]),
+        *table("device", by(lambda one: str(one.row["hardware"]["device"]), found)),
+        *table("kind", by(lambda one: f"{one.row['kind']}, {one.row['workload']}", found)),
+        *table("devices", by(scale, found)),
+        "",
+        *_sweep_lines(found),
+        "",
+        f"the {WORST} worst step times",
+        *_worst(found),
+        "",
+        "not predicted",
+        *(f"  {count:>5} rows: {why}" for why, count in Counter(refused.values()).most_common()),
+        "",
+        "defaults filled in",
+        *(
+            f"  {count:>5} rows: {what}"
+            for what, count in Counter(x for o in found for x in o.case.filled).most_common()
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _words(figures: Mapping[str, Any]) -> str:
+    shown = []
+    for name, value in figures.items():
+        text = "none" if value is None else f"{value}" if isinstance(value, int) else f"{value:.3f}"
+        shown.append(f"{name} {text}")
+    return ", ".join(shown)
+
+
+def _sweep_lines(found: Sequence[Predicted]) -> list[str]:
+    lines = ["sweep" + " " * 81 + "rows spearman  regret"]
+    for name, s in sweep_scores(found).items():
+        lines.append(f"  {name[-82:]:<82}{s['rows']:>6}{s['spearman']:>9.3f}{s['regret']:>8.1%}")
+    return lines
+
+
+def _worst(found: Sequence[Predicted]) -> list[str]:
+    wrong = [o for o in found if o.error is not None and scored(o.row, o.case)]
+    wrong.sort(key=lambda one: (-abs(one.error or 0.0), str(one.row["id"])))
+    lines = []
+    for one in wrong[:WORST]:
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in one.estimate.parts if value)
+        measured = one.case.measured_s or 0.0
+        lines.append(f"  {one.row['id']}: {one.estimate.step_s:.4g} s for {measured:.4g} s ({one.error:+.0%}): {parts}")
+    return lines

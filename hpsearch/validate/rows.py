@@ -1,0 +1,201 @@
+"""A published row as a case to predict: shape, layout and cluster, every default that was filled in, or why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpsearch.cluster import Cluster
+from hpsearch.errors import CaptureError, ClusterError, HpsearchError
+from hpsearch.estimate import ModelShape, ParallelLayout, shape_of_row
+from hpsearch.estimate.efficiency import generation
+from hpsearch.validate.machine import machine
+
+Row = Mapping[str, Any]
+NEEDED = ("tp", "pp", "dp", "micro_batch", "global_batch")
+FLASH_YEAR, OVERLAP_YEAR = 2023, 2024
+"""From when fused attention without dropout, and overlapped reductions, are what training code does by default."""
+PARTS = {
+    "core_attn": "attention", "attention": "attention", "mlp": "mlp", "moe": "moe", "moe_act": "activation",
+    "layernorm": "norm", "mla_up_proj": "mla_up",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    row: Row
+    shape: ModelShape
+    layout: ParallelLayout
+    cluster: Cluster
+    filled: tuple[str, ...]
+    """Defaults, as `name = value`."""
+    full: bool
+    """The layout is given or follows from what is given."""
+
+    @property
+    def measured_s(self) -> float | None:
+        return step_seconds(self.row)
+
+    @property
+    def measured_peak_bytes(self) -> float | None:
+        found = value(self.row, "result", "peak_mem_GiB")
+        return None if found is None else float(found) * 2**30
+
+
+def value(row: Row, part: str, name: str) -> Any:
+    """What the row states, else what its `derived` field computes."""
+    stated = row[part].get(name)
+    if stated is None:
+        stated = row["derived"].get(f"{part}.{name}", {}).get("value")
+    return stated
+
+
+def step_seconds(row: Row) -> float | None:
+    found = value(row, "result", "step_time_s")
+    return None if found is None else float(found)
+
+
+def year(row: Row) -> int:
+    """When the run was published; by the device's generation where the row does not say."""
+    text = str(row["source"].get("published") or "")
+    if found := re.search(r"20\d\d", text):
+        return int(found[0])
+    if found := re.match(r"(\d\d)\.(\d\d)", text):
+        return 2000 + int(found[1])
+    return {"volta": 2020, "ampere": 2022}.get(generation(row["hardware"]["device"]), 2024)
+
+
+def case(row: Row) -> Case | str:
+    """The case, or one line that says why the row cannot be predicted."""
+    filled: list[str] = []
+    try:
+        shape = shape_of_row(row["model"], int(row["seq_len"] or 0))
+        cluster = machine(row["hardware"], filled)
+        layout = _Reader(row, filled).layout()
+    except (CaptureError, ClusterError, HpsearchError) as error:
+        return str(error)
+    except _Missing as missing:
+        return str(missing)
+    full = all(value(row, "parallel", name) is not None for name in NEEDED)
+    return Case(row, shape, layout, cluster, tuple(filled), full)
+
+
+class _Missing(Exception):
+    pass
+
+
+@dataclass
+class _Reader:
+    row: Row
+    filled: list[str]
+
+    def given(self, name: str, default: Any) -> Any:
+        found = value(self.row, "parallel", name)
+        if found is None and default is not None:
+            self.filled.append(f"{name} = {default}")
+            return default
+        return found
+
+    def degree(self, name: str) -> int:
+        found = value(self.row, "parallel", name)
+        if found is None:
+            raise _Missing(f"layout: {name} is not given")
+        return int(found)
+
+    def layout(self) -> ParallelLayout:
+        row, parallel = self.row, self.row["parallel"]
+        if not row.get("seq_len"):
+            raise _Missing("sequence length is not given")
+        when = year(row)
+        tp, pp, cp = self.degree("tp"), self.degree("pp"), int(self.given("cp", 1))
+        devices = int(row["hardware"]["devices"])
+        sharded = self._sharded()
+        attention = self._attention(when)
+        recompute, parts, share = self._recompute(when)
+        precision = str(row["precision"].get("compute") or "bf16")
+        overlap, extra = parallel.get("overlap") or {}, parallel.get("extra") or {}
+        late, compiled = when >= OVERLAP_YEAR, parallel.get("torch_compile")
+        vpp = int(self.given("vpp", 1)) if pp > 1 else 1
+        return ParallelLayout(
+            devices=devices,
+            seq_len=int(row["seq_len"]),
+            micro_batch=int(self.given("micro_batch", 1)),
+            global_batch=self.degree("global_batch"),
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            ep=int(parallel.get("ep") or 1),
+            etp=int(parallel.get("etp") or 1),
+            vpp=vpp,
+            sp=bool(self.given("sp", when >= 2022)) and tp > 1,
+            zero=self._zero(when, sharded),
+            fsdp=sharded,
+            shard_ranks=int(parallel.get("hsdp_shard") or 0),
+            recompute=recompute,
+            recompute_parts=parts,
+            recompute_share=share,
+            precision=precision,
+            grad_bytes=self._grad_bytes(when, sharded, precision),
+            fused_norm=not (compiled is False and "RMS" not in str(extra.get("attention_kernel"))),
+            fused=not (compiled is False or (sharded and "torch" in str(parallel.get("fsdp")) and not compiled)),
+            overlap_grad_reduce=bool(_flag(overlap.get("grad_reduce"), late)),
+            overlap_param_gather=bool(_flag(overlap.get("param_gather"), late)),
+            overlap_tp=bool(_flag(overlap.get("tp_comm"), late)),
+            overlap_ep=bool(overlap.get("ep_a2a")),
+            cuda_graph=str(parallel.get("cuda_graph") or "none").split()[0] not in ("none",),
+            lora=row.get("workload") == "lora",
+            trained_parts="layer" if str(row.get("workload")).startswith("single-layer") else "step",
+            offload_share=float(extra.get("activation_offload_ratio") or 0.0),
+            flash=attention["flash"],
+            fused_softmax=attention["fused_softmax"],
+            dropout=attention["dropout"],
+        )
+
+    def _sharded(self) -> bool:
+        fsdp = str(self.row["parallel"].get("fsdp") or "none").lower()
+        return fsdp not in ("none", "false") or self.row["parallel"].get("zero_stage") == 3
+
+    def _zero(self, when: int, sharded: bool) -> int:
+        if sharded:
+            return 3
+        stage = self.row["parallel"].get("zero_stage")
+        if stage is not None:
+            return int(stage)
+        state = self.row["parallel"].get("distributed_optimizer")
+        return int(bool(self.given("distributed_optimizer", when >= FLASH_YEAR) if state is None else state))
+
+    def _grad_bytes(self, when: int, sharded: bool, precision: str) -> int:
+        detail = str(self.row["precision"].get("detail") or "")
+        if sharded:
+            return 4 if "DEFAULT" in detail else 2
+        return 2 if precision == "fp16" and when < 2022 else 4
+
+    def _attention(self, when: int) -> dict[str, bool]:
+        extra = self.row["parallel"].get("extra") or {}
+        kernel = str(extra.get("attention_kernel") or extra.get("attention") or "")
+        if kernel:
+            flash = "flash" in kernel
+            return {"flash": flash, "fused_softmax": kernel == "fused", "dropout": False}
+        return {"flash": when >= FLASH_YEAR, "fused_softmax": True, "dropout": when < FLASH_YEAR}
+
+    def _recompute(self, when: int) -> tuple[str, frozenset[str], float]:
+        """(kind, parts of selective, share of layers under full)."""
+        stated = self.row["parallel"].get("recompute")
+        if stated is None:
+            stated = self.given("recompute", "full" if when < 2022 else "none")
+        text = str(stated).lower()
+        if text.startswith("none"):
+            return "none", frozenset(), 0.0
+        if text.startswith("full"):
+            return "full", frozenset(), 1.0
+        if text.startswith("selective"):
+            words = re.findall(r"[a-z_]+", text.removeprefix("selective"))
+            return "selective", frozenset(PARTS[word] for word in words if word in PARTS), 1.0
+        self.filled.append("recompute_share = 0.5")
+        return "full", frozenset(), 0.5
+
+
+def _flag(stated: Any, default: bool) -> bool:
+    return default if stated is None else bool(stated)

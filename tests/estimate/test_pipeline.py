@@ -1,0 +1,67 @@
+"""The pipeline's end time: worked vectors, the event timeline, and long runs from short ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hpsearch.estimate.pipeline import order, pipeline_s, simulated_s
+from hpsearch.schedule import Event, simulate
+
+
+def test_worked_vectors() -> None:
+    """1F1B: (m+p-1)(F+B) = 33. Interleaved over 4 chunks: bubble (p-1)(F+B)/v = 5.25."""
+    assert pipeline_s([1] * 4, [2] * 4, 4, 8, 0.0) == 33
+    assert pipeline_s([0.25] * 32, [0.5] * 32, 8, 32, 0.0) == pytest.approx(32 * 3 + 5.25)
+
+
+def test_hop_latency_limits_the_rate() -> None:
+    """A hop of c costs c(2m(p-1)/p + 2(p-2)) a step in 1F1B, not 2(p-1)c."""
+    longer = pipeline_s([1] * 8, [2] * 8, 8, 128, 0.1) - pipeline_s([1] * 8, [2] * 8, 8, 128, 0.0)
+    assert longer == pytest.approx(0.1 * (2 * 128 * 7 / 8 + 2 * 6))
+
+
+def timeline_s(forward: list[float], backward: list[float], stages: int, m: int) -> float:
+    """The same schedule as events, issued when what they wait for has been issued."""
+    count = len(forward)
+    left = {rank: list(order(stages, count // stages, m, rank)) for rank in range(stages)}
+    events: list[Event] = []
+    issued: set[str] = set()
+    while any(left.values()):
+        for rank, slots in left.items():
+            while slots:
+                chunk, micro, back = slots[0]
+                piece = chunk * stages + rank
+                wait = (
+                    (piece + 1, True) if back and piece + 1 < count else (piece, False) if back else (piece - 1, False)
+                )
+                after = (f"{wait[0]} {micro} {wait[1]}",) if wait[0] >= 0 else ()
+                if any(name not in issued for name in after):
+                    break
+                name = f"{piece} {micro} {back}"
+                events.append(Event(name, str(rank), backward[piece] if back else forward[piece], after))
+                issued.add(name)
+                slots.pop(0)
+    return simulate(events).end_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_to_the_event_timeline(seed: int) -> None:
+    draw = random.Random(seed)
+    stages, chunks = draw.choice([2, 3, 4]), draw.choice([1, 2, 3])
+    m = stages * draw.randint(1, 4)
+    forward = [draw.random() for _ in range(stages * chunks)]
+    backward = [2 * draw.random() for _ in range(stages * chunks)]
+    assert simulated_s(forward, backward, stages, m, 0.0) == pytest.approx(timeline_s(forward, backward, stages, m))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_long_runs_from_short_ones(seed: int) -> None:
+    draw = random.Random(seed)
+    stages, chunks = draw.choice([2, 4, 8]), draw.choice([1, 2, 4])
+    m = stages * draw.randint(4, 8)
+    forward = [draw.random() for _ in range(stages * chunks)]
+    backward = [2 * x for x in forward]
+    exact = simulated_s(forward, backward, stages, m, 0.01)
+    assert pipeline_s(forward, backward, stages, m, 0.01) == pytest.approx(exact, rel=1e-3)
