@@ -44,11 +44,14 @@ class ParallelLayout:
     """Bytes of one element of the accumulated gradient, and of its reduction."""
     flash: bool = True
     """Fused attention; else the score matrix is written out."""
+    flash_rate: float = 1.0
+    """Rate of the fused kernel over the one the device is described with: first-generation kernels are slower."""
     fused_softmax: bool = True
     """Without flash: mask, scale and softmax in one kernel."""
     fused_norm: bool = True
     fused: bool = True
-    """Element-wise chains run as one kernel each (hand-fused or compiled), not op by op."""
+    """Element-wise chains run as one kernel each (hand-fused or compiled), not op by op; projections of one input
+    (query, key and value; gate and up) are one matmul."""
     dropout: bool = False
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False

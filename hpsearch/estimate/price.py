@@ -109,8 +109,9 @@ def _price_core(work: Work, layout: ParallelLayout, cluster: Cluster, forward: F
         return
     device = cluster.device
     if layout.flash:
-        forward[CORE] += float(cluster.attention_s(work.core_flops, work.core_bytes, "bfloat16"))
-        backward[CORE] += float(cluster.attention_s(2.5 * work.core_flops, 2 * work.core_bytes, "bfloat16"))
+        flops = work.core_flops / layout.flash_rate
+        forward[CORE] += float(cluster.attention_s(flops, work.core_bytes, "bfloat16"))
+        backward[CORE] += float(cluster.attention_s(2.5 * flops, 2 * work.core_bytes, "bfloat16"))
         return
     product = work.core_flops / (device.peak_flops_per_s("bfloat16") * device.matmul_efficiency * SCORE_MATMUL)
     stream = device.memory_bytes_per_s * device.memory_efficiency

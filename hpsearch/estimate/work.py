@@ -88,8 +88,9 @@ def add_linear(work: Work, layout: ParallelLayout, m: float, n: float, k: float,
         work.kernels_backward += 1
 
 
-def add_tp_pair(work: Work, layout: ParallelLayout, size: float) -> None:
-    """Collectives around a column- and a row-parallel linear on an activation of `size` bytes."""
+def add_tp_pair(work: Work, layout: ParallelLayout, size: float, inputs: int = 1) -> None:
+    """Collectives around `inputs` column-parallel linears on one input of `size` bytes and a row-parallel one; each
+    column-parallel linear reduces the gradient of its input by itself."""
     if layout.tp == 1:
         return
     if layout.sp:
@@ -97,7 +98,7 @@ def add_tp_pair(work: Work, layout: ParallelLayout, size: float) -> None:
         work.tp_backward += [("all_gather", size), ("all_gather", size), ("reduce_scatter", size)]
     else:
         work.tp_forward.append(("all_reduce", size))
-        work.tp_backward.append(("all_reduce", size))
+        work.tp_backward += [("all_reduce", size)] * inputs
 
 
 def norm_tokens(layout: ParallelLayout) -> float:
@@ -140,7 +141,8 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
         kv = _add_latent_projections(work, shape, layout, rows)
     else:
         kv = max(shape.kv_width / t, shape.head_dim)
-        add_linear(work, layout, tokens, q + 2 * kv, h)
+        for width in (q + 2 * kv,) if layout.fused else (q, kv, kv):
+            add_linear(work, layout, tokens, width, h)
         work.saved += 2 * h * rows + 2 * tokens * (q + 2 * kv)
     rotary = 0.0 if shape.positions else 1.0
     work.moved_forward += rotary * (4 if layout.fused else 16) * tokens * (q + kv)
@@ -154,7 +156,7 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
     if layout.cp > 1:
         work.cp_bytes += 2 * tokens * (kv + (kv if shape.mla is None else v))
     add_linear(work, layout, tokens, h, v)
-    add_tp_pair(work, layout, 2.0 * h * tokens)
+    add_tp_pair(work, layout, 2.0 * h * tokens, 1 if layout.fused else 3)
     add_residual(work, layout, h, rows)
     return work
 
@@ -204,10 +206,12 @@ def mlp(shape: ModelShape, layout: ParallelLayout) -> Work:
     tokens, rows, f = float(layout.tokens), norm_tokens(layout), shape.ffn / layout.tp
     add_norm(work, layout, shape.hidden, rows)
     work.saved += 2 * shape.hidden * rows
-    add_linear(work, layout, tokens, (2 if shape.gated else 1) * f, shape.hidden)
+    halves = 2 if shape.gated else 1
+    for width in (halves * f,) if layout.fused else (f,) * halves:
+        add_linear(work, layout, tokens, width, shape.hidden)
     _add_activation(work, layout, f, tokens, shape.gated)
     add_linear(work, layout, tokens, shape.hidden, f)
-    add_tp_pair(work, layout, 2.0 * shape.hidden * tokens)
+    add_tp_pair(work, layout, 2.0 * shape.hidden * tokens, 1 if layout.fused else halves)
     add_residual(work, layout, shape.hidden, rows)
     return work
 

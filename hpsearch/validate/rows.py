@@ -23,6 +23,19 @@ PARTS = {
 }  # fmt: skip
 
 
+FIRST_FLASH, HOPPER_FLASH = 0.5, 1.5
+"""Fused attention of the first generation, and the one written for Hopper, over FlashAttention-2 (arXiv 2307.08691,
+arXiv 2407.08608)."""
+
+
+@dataclass(frozen=True)
+class _Attention:
+    flash: bool
+    rate: float
+    fused_softmax: bool
+    dropout: bool
+
+
 @dataclass(frozen=True)
 class Case:
     row: Row
@@ -148,9 +161,10 @@ class _Reader:
             lora=row.get("workload") == "lora",
             trained_parts="layer" if str(row.get("workload")).startswith("single-layer") else "step",
             offload_share=float(extra.get("activation_offload_ratio") or 0.0),
-            flash=attention["flash"],
-            fused_softmax=attention["fused_softmax"],
-            dropout=attention["dropout"],
+            flash=attention.flash,
+            flash_rate=attention.rate,
+            fused_softmax=attention.fused_softmax,
+            dropout=attention.dropout,
         )
 
     def _sharded(self) -> bool:
@@ -172,13 +186,16 @@ class _Reader:
             return 4 if "DEFAULT" in detail else 2
         return 2 if precision == "fp16" and when < 2022 else 4
 
-    def _attention(self, when: int) -> dict[str, bool]:
+    def _attention(self, when: int) -> _Attention:
         extra = self.row["parallel"].get("extra") or {}
         kernel = str(extra.get("attention_kernel") or extra.get("attention") or "")
         if kernel:
-            flash = "flash" in kernel
-            return {"flash": flash, "fused_softmax": kernel == "fused", "dropout": False}
-        return {"flash": when >= FLASH_YEAR, "fused_softmax": True, "dropout": when < FLASH_YEAR}
+            rate = 1.0 if "2" in kernel else FIRST_FLASH
+            return _Attention("flash" in kernel, rate, kernel == "fused", False)
+        rate = FIRST_FLASH if when <= FLASH_YEAR else 1.0
+        if when > FLASH_YEAR and generation(self.row["hardware"]["device"]) == "hopper":
+            rate = HOPPER_FLASH
+        return _Attention(when >= FLASH_YEAR, rate, True, when < FLASH_YEAR)
 
     def _recompute(self, when: int) -> tuple[str, frozenset[str], float]:
         """(kind, parts of selective, share of layers under full)."""
