@@ -9,10 +9,14 @@ from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.stages import Chunk, chunks
 from hpsearch.estimate.work import BLOCKS, Work, head
 
-CONTEXT_BYTES = 1.0e9
+CONTEXT_BYTES = 1.7e9
 """CUDA context, collective buffers, libraries."""
-RESERVE = 0.04
+RESERVE = 0.03
 """Of all tensors: what the allocator holds beyond them."""
+ACTIVATION_RESERVE = 0.07
+"""Of activations, besides: blocks of many sizes that come and go leave holes."""
+UNCOUNTED = 1.08
+"""Saved activations over those counted from shapes: statistics, rotary copies, views that were made contiguous."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,19 @@ def _rank_parts(
         ("weights", weights),
         ("gradients", gradients),
         ("optimizer", optimizer),
-        ("activations", kept * (1 - layout.offload_share)),
-        ("working set", max(peak, logits)),
+        ("activations", UNCOUNTED * _resident(layout, kept, in_flight(layout, rank))),
+        ("working set", peak + logits),
         ("buffers", _buffers(layout, works)),
     ]
     tensors = sum(size for _, size in parts)
-    return (*parts, ("reserve", RESERVE * tensors), ("context", CONTEXT_BYTES))
+    reserve = RESERVE * tensors + ACTIVATION_RESERVE * dict(parts)["activations"]
+    return (*parts, ("reserve", reserve), ("context", CONTEXT_BYTES))
+
+
+def _resident(layout: ParallelLayout, kept: float, chunks_alive: float) -> float:
+    """Activations on the device: what is not in host memory, and two chunks on their way there or back."""
+    staged = min(layout.offload_share, 2 / chunks_alive) if layout.offload_share else 0.0
+    return kept * (1 - layout.offload_share + staged)
 
 
 def states(layout: ParallelLayout, dense: float, expert: float) -> tuple[float, float, float]:
@@ -99,7 +110,8 @@ def in_flight(layout: ParallelLayout, rank: int) -> float:
 def _activations(
     shape: ModelShape, layout: ParallelLayout, mine: tuple[Chunk, ...], works: dict[str, Work], rank: int
 ) -> tuple[float, float]:
-    """(kept between forward and backward, working set of one layer on top)."""
+    """(kept between forward and backward, working set on top: gradients of one layer's activations, and the layer
+    itself if it is computed again). Blocks of different sizes do not take each other's place: it adds to the logits."""
     rows = layout.tokens / layout.tp if layout.sp else layout.tokens
     layers = sum(chunk.layers for chunk in mine) / len(mine)
     entry = 2.0 * shape.hidden * rows
@@ -116,7 +128,7 @@ def _activations(
         share = layout.recompute_share
         kept = share * layers * entry + (1 - share) * whole
         return in_flight(layout, rank) * kept, max(pair, biggest) * 1.25
-    return in_flight(layout, rank) * (whole - dropped), 0.25 * pair + dropped / max(layers, 1)
+    return in_flight(layout, rank) * (whole - dropped), pair + dropped / max(layers, 1)
 
 
 def _buffers(layout: ParallelLayout, works: dict[str, Work]) -> float:

@@ -102,7 +102,14 @@ def add_tp_pair(work: Work, layout: ParallelLayout, size: float, inputs: int = 1
 
 
 def norm_tokens(layout: ParallelLayout) -> float:
+    """Rows of the residual stream on one device."""
     return layout.tokens / layout.tp if layout.sp else layout.tokens
+
+
+def input_tokens(layout: ParallelLayout) -> float:
+    """Rows of a column-parallel linear's input kept for the backward: the own part, gathered again when it is needed,
+    or, in code that does not bother, what was gathered."""
+    return norm_tokens(layout) if layout.fused else float(layout.tokens)
 
 
 def add_core(work: Work, shape: ModelShape, layout: ParallelLayout, q_local: float, kv: float, v_local: float) -> None:
@@ -126,7 +133,7 @@ def add_core(work: Work, shape: ModelShape, layout: ParallelLayout, q_local: flo
     work.core_bytes += passes * scores
     work.kernels_forward += 3 if layout.fused_softmax else 8
     work.kernels_backward += 6 if layout.fused_softmax else 12
-    kept = (2.0 if layout.fused_softmax else 4.0) + 3 * dropped
+    kept = 4.0 + 3 * dropped if layout.fused_softmax else 6.0 + 3 * dropped
     work.saved += 2 * v_local * tokens + kept * scores
     work.saved_parts["attention"] = work.saved_parts.get("attention", 0.0) + kept * scores
 
@@ -143,7 +150,7 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
         kv = max(shape.kv_width / t, shape.head_dim)
         for width in (q + 2 * kv,) if layout.fused else (q, kv, kv):
             add_linear(work, layout, tokens, width, h)
-        work.saved += 2 * h * rows + 2 * tokens * (q + 2 * kv)
+        work.saved += 2 * h * input_tokens(layout) + 2 * tokens * (q + 2 * kv)
     rotary = 0.0 if shape.positions else 1.0
     work.moved_forward += rotary * (4 if layout.fused else 16) * tokens * (q + kv)
     work.moved_backward += rotary * (4 if layout.fused else 16) * tokens * (q + kv)
@@ -205,7 +212,7 @@ def mlp(shape: ModelShape, layout: ParallelLayout) -> Work:
     work = Work(params=shape.block_params("mlp") / layout.tp)
     tokens, rows, f = float(layout.tokens), norm_tokens(layout), shape.ffn / layout.tp
     add_norm(work, layout, shape.hidden, rows)
-    work.saved += 2 * shape.hidden * rows
+    work.saved += 2 * shape.hidden * input_tokens(layout)
     halves = 2 if shape.gated else 1
     for width in (halves * f,) if layout.fused else (f,) * halves:
         add_linear(work, layout, tokens, width, shape.hidden)
@@ -284,21 +291,31 @@ BLOCKS = {"attention": attention, "mlp": mlp, "moe": moe, "mamba": mamba}
 
 
 def head(shape: ModelShape, layout: ParallelLayout) -> Work:
-    """Last norm, logits, loss. Logits in 16 bit become fp32 in the loss."""
+    """Last norm, logits, loss. Unfused code gathers the logits of all tp ranks before the loss, and has one more copy
+    of them for each of its steps."""
     work = Work()
     tokens, vocab = float(layout.tokens), shape.vocab / layout.tp
     add_norm(work, layout, shape.hidden, norm_tokens(layout))
     work.plains.append((tokens, vocab, shape.hidden, 1.0))
-    logits = tokens * vocab
+    logits = tokens * (vocab if layout.fused else shape.vocab)
     work.moved_forward += (14 if layout.fused else 20) * logits
     work.moved_backward += (8 if layout.fused else 14) * logits
     work.kernels_forward += 8
     work.kernels_backward += 6
     if layout.tp > 1:
+        if not layout.fused:
+            work.tp_forward.append(("all_gather", 2.0 * logits))
         work.tp_forward.append(("all_gather" if layout.sp else "all_reduce", 2.0 * shape.hidden * tokens))
         work.tp_backward.append(("all_reduce", 2.0 * shape.hidden * tokens))
-    work.saved = 2 * shape.hidden * norm_tokens(layout) + (8 if layout.fused else 10) * logits
+    work.saved = (
+        2 * shape.hidden * norm_tokens(layout) + (LOGIT_BYTES if layout.fused else LOGIT_BYTES_UNFUSED) * logits
+    )
     return work
+
+
+LOGIT_BYTES, LOGIT_BYTES_UNFUSED = 8.0, 20.0
+"""Held for one logit at the peak. Fused: 16 bit, and fp32 that becomes its own gradient. Unfused: 16 bit, gathered,
+fp32, log-softmax, its gradient in fp32, in 16 bit, and sent back."""
 
 
 def embedding(shape: ModelShape, layout: ParallelLayout) -> Work:

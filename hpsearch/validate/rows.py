@@ -184,6 +184,9 @@ class _Reader:
         detail = str(self.row["precision"].get("detail") or "")
         if sharded:
             return 4 if "DEFAULT" in detail else 2
+        parallel = self.row["parallel"]
+        if parallel.get("zero_stage") and not parallel.get("distributed_optimizer"):
+            return 2
         return 2 if precision == "fp16" and when < 2022 else 4
 
     def _attention(self, when: int) -> _Attention:
@@ -210,8 +213,8 @@ class _Reader:
         if text.startswith("selective"):
             words = re.findall(r"[a-z_]+", text.removeprefix("selective"))
             return "selective", frozenset(PARTS[word] for word in words if word in PARTS), 1.0
-        self.filled.append("recompute_share = 0.5")
-        return "full", frozenset(), 0.5
+        self.filled.append("recompute_share = 0.4")
+        return "full", frozenset(), 0.4
 
 
 def _flag(stated: Any, default: bool) -> bool:
