@@ -21,6 +21,7 @@ _MEMORY = (2.0**27, 4e12)
 _HOST = (1e8, 2e12)
 _LAUNCH = (1e-9, 1e-3)
 _COLLECTIVE_LAUNCH = (0.0, 20e-3)
+_CHANNEL = (1e8, 2e12)
 _HOP = (1e-8, 1e-3)
 _FRACTION = (0.01, 1.0)
 _SHARE = (0.0, 1.0)
@@ -38,8 +39,9 @@ def complaints(entry: ClusterFile) -> list[Complaint]:
     found = list(_sources(entry))
     found += _device(entry.device)
     for index, tier in enumerate(entry.tiers):
-        found += _tier(("tiers", index), tier)
-        found += _crossing(("tiers", index), tier, index)
+        inner = entry.tiers[index - 1].size.value if index else 1.0
+        found += _tier(("tiers", index), tier, inner)
+        found += _crossing(("tiers", index), tier, [other.name for other in entry.tiers[:index]])
     if not found:
         found += _tiers_together(entry)
     return found
@@ -191,7 +193,7 @@ def _balance(device: DeviceEntry) -> Iterator[Complaint]:
     )
 
 
-def _tier(at: Path, tier: TierEntry) -> Iterator[Complaint]:
+def _tier(at: Path, tier: TierEntry, inner: float) -> Iterator[Complaint]:
     wrong = _unit((*at, "size"), tier.size.unit, "count")
     if wrong:
         yield wrong
@@ -215,26 +217,31 @@ def _tier(at: Path, tier: TierEntry) -> Iterator[Complaint]:
             wrong_numbers += _number((*at, name), number, "fraction", _FRACTION, "an efficiency")
     yield from wrong_numbers
     for i, curve in enumerate(tier.collectives):
-        yield from _curve((*at, "collectives", i), curve, tier, not wrong_numbers)
+        yield from _curve((*at, "collectives", i), curve, tier, inner if not wrong_numbers else None)
 
 
-def _crossing(at: Path, tier: TierEntry, index: int) -> Iterator[Complaint]:
+def _crossing(at: Path, tier: TierEntry, inner: list[str]) -> Iterator[Complaint]:
     """Protocols cross the domains of an inner tier; a full mesh has none inside it."""
-    if tier.protocols and index == 0:
+    if tier.protocols and not inner:
         problem = "expected protocols on a tier that joins inner domains, but this is the innermost"
         yield Complaint((*at, "protocols"), problem, "Move them to the tier outside.")
-    if tier.wiring == "full-mesh" and index > 0:
+    if tier.wiring == "full-mesh" and inner:
         problem = "expected a full mesh on the innermost tier alone, but a tier stands inside this one"
         yield Complaint((*at, "wiring"), problem, "Describe its links as a switch.")
+    if tier.like and tier.like not in inner:
+        known = ", ".join(inner) or "none"
+        yield Complaint((*at, "like"), f"expected an inner tier ({known}), but found {tier.like!r}", "Name one.")
     for j, protocol in enumerate(tier.protocols):
         for name, number in protocol:
             if isinstance(number, Number) and name.endswith("_share"):
                 yield from _number((*at, "protocols", j, name), number, "fraction", _FRACTION, "a share of the links")
+            elif name == "channel" and number is not None:
+                yield from _number((*at, "protocols", j, name), number, "bandwidth", _CHANNEL, "one ring or tree")
             elif isinstance(number, Number):
                 yield from _number((*at, "protocols", j, name), number, "time", _HOP, "one hop of a collective")
 
 
-def _curve(at: Path, curve: CurveEntry, tier: TierEntry, link_is_sound: bool) -> Iterator[Complaint]:
+def _curve(at: Path, curve: CurveEntry, tier: TierEntry, inner: float | None) -> Iterator[Complaint]:
     given = {name: getattr(curve, name) for name in ("time", "busbw", "algbw") if getattr(curve, name) is not None}
     if len(given) != 1:
         yield Complaint(at, f"expected one of time, busbw, algbw, but found {', '.join(given) or 'none'}", "Keep one.")
@@ -251,16 +258,22 @@ def _curve(at: Path, curve: CurveEntry, tier: TierEntry, link_is_sound: bool) ->
     dimension, allowed = ("time", _TIME) if name == "time" else ("bandwidth", (1.0, 1e14))
     wrong = list(_numbers((*at, name), numbers, len(curve.nbytes), dimension, allowed, f"one {curve.op}"))
     yield from wrong
-    if not wrong and link_is_sound:
-        yield from _bus_share((*at, name), curve, numbers, dimension, tier)
+    if not wrong and inner is not None:
+        yield from _bus_share((*at, name), curve, numbers, dimension, tier, inner)
 
 
-def _bus_share(at: Path, curve: CurveEntry, numbers: Numbers, dimension: str, tier: TierEntry) -> Iterator[Complaint]:
-    """The largest message moves at a believable share of the link: catches ms for us and Gbit for GB in tables."""
+def _bus_share(
+    at: Path, curve: CurveEntry, numbers: Numbers, dimension: str, tier: TierEntry, inner: float
+) -> Iterator[Complaint]:
+    """The largest message moves at a believable share of the link: catches ms for us and Gbit for GB in tables.
+
+    Members of one inner domain of `inner` devices bring a link each.
+    """
     value = numbers.values[-1] * UNITS[dimension][numbers.unit]
     factor = bus_factor(curve.op, curve.group)
     bus = factor * curve.nbytes[-1] / value if dimension == "time" else value * (factor if at[-1] == "algbw" else 1.0)
     line = tier.bandwidth.value * UNITS["bandwidth"][tier.bandwidth.unit]
+    line *= max(1.0, min(float(curve.group), inner // curve.stride if inner >= 1 else 1.0))
     if bus <= line * _BUS_SHARE[1] and (bus >= line * _BUS_SHARE[0] or curve.nbytes[-1] < 2**20):
         return
     yield Complaint(

@@ -42,7 +42,8 @@ def find(name: str | Path, devices: int) -> Path:
             raise ClusterError(f"cluster {text}", "expected a file or a folder with cluster.toml, but found none", "")
         return path
     if text not in shipped():
-        near = difflib.get_close_matches(text, shipped(), n=1, cutoff=0.0)[0]
+        begun = [known for known in shipped() if text and known.startswith(text)]
+        near = (begun or difflib.get_close_matches(text, shipped(), n=1, cutoff=0.0))[0]
         raise ClusterError(
             f"cluster {text!r}", f"expected a path or one of {', '.join(shipped())}, but found neither",
             f"Did you mean {near!r}?",

@@ -28,6 +28,13 @@ class Protocol:
     ring_share: float
     """Share of the links' bandwidth that rings reach."""
     tree_share: float
+    channel_bytes_per_s: float | None = None
+    """Most that one channel moves, however many links there are: a ring is one, trees come in pairs (Sanders et al.
+    2009). None: no such limit."""
+
+    def rate(self, links_bytes_per_s: float, share: float, channels: int) -> float:
+        reached = links_bytes_per_s * share
+        return reached if self.channel_bytes_per_s is None else min(reached, channels * self.channel_bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,11 @@ def ring_seconds(protocol: Protocol, kind: str, span: Span, nbytes: Floats) -> F
     inner, outer = span.size - span.domains, span.domains - 1
     hops = rounds * (inner * protocol.ring_inner_s + outer * protocol.ring_outer_s)
     moved = bus_factor(kind, span.size) * nbytes
-    return protocol.start_s + hops + moved / (span.bytes_per_s * protocol.ring_share)
+    return protocol.start_s + hops + moved / protocol.rate(span.bytes_per_s, protocol.ring_share, 1)
 
 
 def tree_seconds(protocol: Protocol, span: Span, nbytes: Floats) -> Floats:
     """Up and down: a chain through the members of a domain, log2 of the domains outside; twice the bytes."""
     inner, outer = span.size // span.domains - 1, ceil(log2(span.domains))
     hops = 2 * (inner * protocol.tree_inner_s + outer * protocol.tree_outer_s)
-    return protocol.start_s + hops + 2 * nbytes / (span.bytes_per_s * protocol.tree_share)
+    return protocol.start_s + hops + 2 * nbytes / protocol.rate(span.bytes_per_s, protocol.tree_share, 2)

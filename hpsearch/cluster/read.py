@@ -113,6 +113,7 @@ def _tier(entry: TierEntry) -> Tier:
         pipelining=None if entry.pipelining is None else entry.pipelining.value,
         curves=tuple(_curve(curve) for curve in entry.collectives),
         wiring=entry.wiring,
+        like=entry.like,
         protocols=tuple(_protocol(protocol) for protocol in entry.protocols),
     )
 
@@ -127,6 +128,7 @@ def _protocol(entry: ProtocolEntry) -> Protocol:
         tree_outer_s=si(entry.tree_outer, "time"),
         ring_share=entry.ring_share.value,
         tree_share=entry.tree_share.value,
+        channel_bytes_per_s=None if entry.channel is None else si(entry.channel, "bandwidth"),
     )
 
 

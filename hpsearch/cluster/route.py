@@ -19,7 +19,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from hpsearch.cluster.curve import Curve, Floats, weakest
+from hpsearch.cluster.curve import Curve, Floats, price_from_curves, weakest
 from hpsearch.cluster.protocol import Span, ring_seconds, tree_seconds
 from hpsearch.cluster.tier import GroupShape, Tier, curves_alike, leaf_seconds
 
@@ -45,7 +45,17 @@ class Links:
 
     def leaf(self, kind: str, shape: GroupShape, nbytes: Floats) -> tuple[Floats, str, str]:
         top = shape.outermost
+        shared = self._shared(kind, top)
+        if shared:
+            seconds, _, how = price_from_curves(shared, shape.size, nbytes)
+            return seconds, "modelled", f"{kind} {self.tiers[top].name} x{shape.size} ({how})"
         return leaf_seconds(kind, self.tiers[top], self.curves[top], shape, nbytes, self.launch_s)
+
+    def _shared(self, kind: str, top: int) -> tuple[Curve, ...]:
+        """Curves of the inner tier that the tier is like."""
+        like = self.tiers[top].like
+        inner = [curves for tier, curves in zip(self.tiers, self.curves, strict=True) if tier.name == like]
+        return tuple(curve for curves in inner for curve, _ in curves if curve.kind == kind)
 
 
 Way = tuple[Floats, str, str]
@@ -58,7 +68,7 @@ def ways(links: Links, kind: str, shape: GroupShape, nbytes: Floats) -> list[Way
     span = _span(links, kind, shape)
     if span is not None:
         measured = curves_alike(kind, links.curves[shape.outermost], shape)
-        return found if measured else _library(links.tiers[shape.outermost], kind, span, nbytes)
+        return found if measured else _library(links, kind, shape, span, nbytes)
     for count in range(1, len(shape.cuts) + 1):
         for cuts in combinations(shape.cuts, count):
             parts = _parts(shape, cuts)
@@ -68,7 +78,7 @@ def ways(links: Links, kind: str, shape: GroupShape, nbytes: Floats) -> list[Way
                 found.extend(_all_reduce(links, parts, nbytes))
             else:
                 found.append(_one_way(links, kind, parts, nbytes))
-    if kind == "all_to_all" and shape.cuts:
+    if kind == "all_to_all" and shape.cuts and not links.tiers[shape.outermost].like:
         found.append(_direct(links, shape, nbytes))
     return found
 
@@ -139,12 +149,16 @@ def _span(links: Links, kind: str, shape: GroupShape) -> Span | None:
     return Span(shape.size, domains, rate)
 
 
-def _library(top: Tier, kind: str, span: Span, nbytes: Floats) -> list[Way]:
-    """A ring of each protocol, and for all_reduce a tree of each."""
+def _library(links: Links, kind: str, shape: GroupShape, span: Span, nbytes: Floats) -> list[Way]:
+    """A ring of each protocol, and for all_reduce a tree of each; none starts before the device's collectives do."""
+    top = links.tiers[shape.outermost]
+    late = [max(0.0, links.launch_s - p.start_s) for p in top.protocols]
     words = f"{kind} {top.name} x{span.size}"
-    found = [(ring_seconds(p, kind, span, nbytes), "modelled", f"{words} ({p.name} ring)") for p in top.protocols]
-    if kind == "all_reduce":
-        found += [(tree_seconds(p, span, nbytes), "modelled", f"{words} ({p.name} tree)") for p in top.protocols]
+    found = []
+    for p, wait in zip(top.protocols, late, strict=True):
+        found.append((wait + ring_seconds(p, kind, span, nbytes), "modelled", f"{words} ({p.name} ring)"))
+        if kind == "all_reduce":
+            found.append((wait + tree_seconds(p, span, nbytes), "modelled", f"{words} ({p.name} tree)"))
     return found
 
 

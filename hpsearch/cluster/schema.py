@@ -60,6 +60,8 @@ class ProtocolEntry(_Strict):
     tree_outer: Number
     ring_share: Number
     tree_share: Number
+    channel: Number | None = None
+    """Bandwidth that one ring or tree cannot exceed."""
 
 
 class TierEntry(_Strict):
@@ -73,6 +75,8 @@ class TierEntry(_Strict):
     pipelining: Number | None = None
     wiring: Literal["switch", "full-mesh"] = "switch"
     """full-mesh: a link to each of the others, so that a group of n uses n - 1 of them; `bandwidth` is of all."""
+    like: str = ""
+    """An inner tier whose switches this one's ranks share: its curves hold for groups of this tier too."""
     protocols: tuple[ProtocolEntry, ...] = ()
     """What one call of a collective runs; without them the cheapest composition of the tiers is the price."""
     collectives: tuple[CurveEntry, ...] = ()

@@ -31,6 +31,8 @@ class Tier:
     curves: tuple[Curve, ...] = ()
     wiring: str = "switch"
     """switch, or full-mesh: `bytes_per_s` is that of the links to all others, and a smaller group uses fewer."""
+    like: str = ""
+    """Name of an inner tier on the same switches: a group costs what it does there, by its size alone."""
     protocols: tuple[Protocol, ...] = ()
     """How a library crosses the domains in one call; empty: any composition of tiers may be taken."""
 

@@ -276,9 +276,8 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(ClusterError) as caught:
         Cluster.load("h100-sxm", devices=8)
     assert str(caught.value) == (
-        "cluster 'h100-sxm': expected a path or one of a100-sxm-selene, atlas-800-a3, h100-sxm-roce400, local, but "
-        "found "
-        "neither. Did you mean 'h100-sxm-roce400'?"
+        f"cluster 'h100-sxm': expected a path or one of {', '.join(shipped())}, but found neither. "
+        "Did you mean 'h100-sxm-ib400'?"
     )
     with pytest.raises(ClusterError, match=r"cluster \./none\.toml: expected a file or a folder with cluster\.toml"):
         Cluster.load("./none.toml", devices=8)
@@ -335,3 +334,67 @@ def test_local_is_read_only_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ClusterError, match="a damaged measurement"):
         Cluster.load("local", devices=4)
     assert local_file(4) != local_file(2)
+
+
+EXPECTED = {
+    "a100-sxm-40gb": ["node", "fabric"],
+    "a100-sxm-selene": ["node", "fabric"],
+    "a800-sxm": ["node"],
+    "ascend-910b": ["node", "fabric"],
+    "atlas-800-a3": ["package", "node", "supernode", "fabric"],
+    "b200-hgx-efa400": ["node", "fabric"],
+    "b200-hgx-ib400": ["node", "fabric"],
+    "b300-hgx-ib800": ["node", "fabric"],
+    "gb200-nvl72": ["node", "rack", "fabric"],
+    "gb300-nvl72": ["node", "rack", "fabric"],
+    "h100-sxm-ib400": ["node", "fabric"],
+    "h100-sxm-roce400": ["node", "fabric"],
+    "h200-sxm-ib400": ["node", "fabric"],
+    "h800-sxm-ib400": ["node", "fabric"],
+    "mi300x-ib400": ["node", "fabric"],
+    "mi325x": ["node"],
+    "v100-sxm": ["node"],
+}
+
+
+def test_what_ships_and_its_tiers() -> None:
+    assert set(shipped()) - {"local"} == set(EXPECTED)
+    for name, tiers in EXPECTED.items():
+        assert [tier.name for tier in Cluster.load(name, devices=8).tiers] == tiers
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_digests_are_stable(name: str) -> None:
+    """Loaded twice, and read back from what `write` makes of it, a cluster is the same; another device count is not."""
+    text = (cost_models() / name / "cluster.toml").read_text()
+    again = read(write(parse(text, name)), name)
+    one = Cluster.load(name, devices=8)
+    assert one.digest == Cluster.load(name, devices=8).digest
+    assert one.digest == Cluster(name, 8, again.device, one.tiers).digest
+    assert read(text, name).tiers == again.tiers
+    assert one.digest != Cluster.load(name, devices=4).digest
+
+
+def test_digests_differ() -> None:
+    assert len({Cluster.load(name, devices=8).digest for name in EXPECTED}) == len(EXPECTED)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_every_number_of_a_shipped_file_has_its_page(name: str) -> None:
+    """One fact for each `value` and `values` of the file, each with a URL; no modelled table is called measured."""
+    text = (cost_models() / name / "cluster.toml").read_text()
+    found = read(text, name).facts
+    assert len(found) == text.count("{ value = ") + text.count("{ values = ")
+    assert all(fact.source.startswith("https://") for fact in found)
+    if "specification)" in read(text, name).summary:
+        assert not [f for f in found if f.kind == "measured" and f.path.startswith("device.matmul ")]
+
+
+def test_what_no_source_states_is_refused() -> None:
+    with pytest.raises(ClusterError, match=r"device V100-SXM3-32GB: expected a peak for bfloat16, but only float16"):
+        Cluster.load("v100-sxm", devices=8).matmul_s(8, 8, 8, "bfloat16")
+    for name in ("v100-sxm", "mi300x-ib400", "mi325x"):
+        with pytest.raises(ClusterError, match="the share of peak that attention reaches, but no source states it"):
+            Cluster.load(name, devices=8).attention_s(1e9, 1e6, "float16")
+    with pytest.raises(ClusterError, match="expected at most 8 devices in its node, but got 16"):
+        Cluster.load("mi325x", devices=16)

@@ -17,7 +17,7 @@ from hpsearch.errors import ClusterError
 from .test_files import GOOD
 
 US = 1e-6
-SMALL = Protocol("LL", 5 * US, 1 * US, 4 * US, 1 * US, 8 * US, 0.05, 0.1)
+SMALL = Protocol("LL", 5 * US, 1 * US, 4 * US, 1 * US, 8 * US, 0.25, 0.5, 4e9)
 LARGE = Protocol("Simple", 8 * US, 6 * US, 20 * US, 30 * US, 50 * US, 1.0, 0.5)
 
 
@@ -108,6 +108,26 @@ def test_racks_are_filled_alike(devices: int, rack: int) -> None:
         assert cluster.tier_of(64, 1).name == "rack"
 
 
+def test_a_rack_on_the_switches_of_its_trays_costs_what_they_cost(toy: Cluster) -> None:
+    curves = tuple(Curve("all_gather", n, 1, (1000, 10**9), (n * US, n * 1e-3)) for n in (2, 4))
+    tray = Tier("node", 4, "nvlink", 9e11, 1e-6, curves=curves)
+    cluster = Cluster("rack", 16, toy.device, (tray, Tier("rack", 16, "nvlink", 9e11, 1e-6, like="node")))
+    near, far = (cluster.collective("all_gather", 10**6, 4, stride) for stride in (1, 4))
+    assert (far.seconds, near.basis, far.basis) == (near.seconds, "measured", "modelled")
+    assert far.how == "all_gather rack x4 (measured at 4)"
+    scaled = curves[1].latency_s * 7 / 3 + (4e-3 - curves[1].latency_s) * (7 / 8) / (3 / 4)
+    assert cluster.collective("all_gather", 10**9, 8, 1).seconds == pytest.approx(scaled)
+
+
+def test_beyond_the_last_size_time_grows_as_it_did_last() -> None:
+    """7 us of 10 at the last size are for the last three quarters of its bytes; a byte is never free."""
+    sizes = np.array([5e8, 2e9])
+    curve = Curve("all_gather", 2, 1, (10**6, 10**8, 2 * 10**8, 4 * 10**8), (2 * US, 3 * US, 6 * US, 10 * US))
+    assert curve.at(sizes) == pytest.approx([10 * US + 1e8 * 7 * US / 3e8, 10 * US + 16e8 * 7 * US / 3e8])
+    noisy = Curve("all_gather", 2, 1, (10**6, 10**8, 2 * 10**8), (2 * US, 2 * US, 2 * US))
+    assert noisy.at(sizes) == pytest.approx(2 * US + (sizes - 2e8) * 0.8 * US / 1e8)
+
+
 def test_unknown_attention_is_refused(toy: Cluster) -> None:
     line = 'attention_efficiency = { value = 0.4, unit = "fraction", kind = "fitted", source = "here" }\n'
     device = read(GOOD.replace(line, ""), "x").device
@@ -126,13 +146,14 @@ tree_inner = { value = 28, unit = "us", kind = "published", source = "here" }
 tree_outer = { value = 50, unit = "us", kind = "published", source = "here" }
 ring_share = { value = 0.87, unit = "fraction", kind = "fitted", source = "here" }
 tree_share = { value = 0.9, unit = "fraction", kind = "fitted", source = "here" }
+channel = { value = 16.7, unit = "GB/s", kind = "published", source = "here" }
 """
 
 
 def test_protocols_are_read_and_written() -> None:
     text = GOOD + PROTOCOL
     found = read(text, "x")
-    expected = Protocol("Simple", 8.4 * US, 3.4 * US, 9.6 * US, 28 * US, 50 * US, 0.87, 0.9)
+    expected = Protocol("Simple", 8.4 * US, 3.4 * US, 9.6 * US, 28 * US, 50 * US, 0.87, 0.9, 16.7e9)
     assert dataclasses.astuple(found.tiers[1].protocols[0]) == pytest.approx(dataclasses.astuple(expected))
     assert parse(write(parse(text, "x")), "y") == parse(text, "x")
     assert next(f.path for f in found.facts if "Simple" in f.path) == "fabric.Simple.start"
