@@ -20,18 +20,22 @@ class Efficiency:
     """Matmuls in 16 bit."""
     linear_low: float = 1.2
     """Matmuls in 8 or 4 bit."""
+    routed: float = 1.5
+    """Routed experts: grouped matmuls and what arranges tokens for them."""
     core: float = 1.0
     """Attention core."""
     moved: float = 1.1
     """Memory-bound kernels."""
     links: float = 1.1
     """Collectives on the path: tensor, context, expert parallel."""
-    data: float = 1.1
+    data: float = 1.2
     """Gradient reductions and parameter gathers."""
     kernel_s: float = 8e-6
     """Seconds the host needs to issue one kernel; hides behind the device unless it is longer."""
-    step_s: float = 5e-3
+    step_s: float = 2e-2
     """Once a step: data, logging, gradient norm, optimizer issue."""
+    clock: float = 1.0
+    """Of one device kind among its generation: power and cooling decide the clock. Scales matmuls and attention."""
 
 
 NAMES = tuple(field.name for field in fields(Efficiency))

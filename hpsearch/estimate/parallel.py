@@ -58,6 +58,8 @@ class ParallelLayout:
     overlap_tp: bool = False
     overlap_p2p: bool = True
     overlap_ep: bool = False
+    dedup: bool = False
+    """Expert dispatch sends a token once to each domain, and arranges tokens by expert as it sends."""
     cuda_graph: bool = False
     lora: bool = False
     """Only small adapters are trained: no weight gradients of the matrices."""

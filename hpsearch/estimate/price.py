@@ -7,6 +7,7 @@ machines of one generation, by a product of two small arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,11 @@ from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.work import Gemm, Work
 
 Floats = NDArray[np.float64]
-KINDS = ("matmul", "matmul16", "core", "moved", "tp", "cp", "ep", "host")
-"""matmul: linears in the layout's precision; matmul16: head and router; core: attention; moved: memory-bound kernels;
-tp, cp, ep: collectives on the path; host: kernels issued (a count, not seconds)."""
-LINEAR, PLAIN, CORE, MOVED, TP, CP, EP, HOST = range(len(KINDS))
+KINDS = ("matmul", "matmul16", "experts", "core", "moved", "tp", "cp", "ep", "host")
+"""matmul: linears in the layout's precision; matmul16: head and router; experts: routed experts, their matmuls and
+memory-bound kernels; core: attention; moved: memory-bound kernels; tp, cp, ep: collectives on the path; host: kernels
+issued (a count, not seconds)."""
+LINEAR, PLAIN, ROUTED, CORE, MOVED, TP, CP, EP, HOST = range(len(KINDS))
 LOW = "float8_e4m3fn"
 
 
@@ -43,8 +45,9 @@ class Seconds:
 def scales(efficiency: Efficiency, low: bool) -> Floats:
     """Factors for KINDS; `host` becomes seconds."""
     e = efficiency
-    linear = e.linear_low if low else e.linear
-    return np.array([linear, e.linear, e.core, e.moved, e.links, e.links, e.links, e.kernel_s])
+    linear = e.clock * (e.linear_low if low else e.linear)
+    on_path = [e.links, e.links, e.links]
+    return np.array([linear, e.clock * e.linear, e.routed, e.clock * e.core, e.moved, *on_path, e.kernel_s])
 
 
 def work_seconds(works: dict[str, Work], layout: ParallelLayout, cluster: Cluster) -> dict[str, Seconds]:
@@ -57,6 +60,8 @@ def work_seconds(works: dict[str, Work], layout: ParallelLayout, cluster: Cluste
         stream = cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency
         forward[name][MOVED] += work.moved_forward / stream
         backward[name][MOVED] += work.moved_backward / stream
+        forward[name][ROUTED] += work.routed_forward / stream
+        backward[name][ROUTED] += work.routed_backward / stream
         forward[name][HOST] = work.kernels_forward
         backward[name][HOST] = work.kernels_backward
         _price_links(work, layout, cluster, forward[name], backward[name])
@@ -73,11 +78,11 @@ def _price_matmuls(
     forward: dict[str, Floats],
     backward: dict[str, Floats],
 ) -> None:
-    for kind in (LINEAR, PLAIN):
+    for kind in (LINEAR, PLAIN, ROUTED):
         rows: list[Gemm] = []
         places: list[tuple[str, Floats]] = []
         for name, work in works.items():
-            for m, n, k, batch in work.linears if kind == LINEAR else work.plains:
+            for m, n, k, batch in {LINEAR: work.linears, PLAIN: work.plains, ROUTED: work.grouped}[kind]:
                 rows += [(m, n, k, batch), (m, k, n, batch)]
                 places += [(name, forward[name]), (name, backward[name])]
                 if not layout.lora or kind == PLAIN:
@@ -86,22 +91,27 @@ def _price_matmuls(
         if not rows:
             continue
         m, n, k, b = np.array(rows, dtype=np.float64).T
-        seconds = cluster.matmul_s(m, n, k, matmul_dtype(layout, cluster, kind), batch=b)
-        if kind == LINEAR and layout.precision == "nvfp4":
-            seconds = seconds * FP4_SHARE
+        seconds = cluster.matmul_s(m, n, k, "bfloat16", batch=b)
+        if kind != PLAIN:
+            seconds = seconds / rate_over_16_bit(layout, cluster, kind)
         for (_, into), value in zip(places, seconds.tolist(), strict=True):
             into[kind] += value
 
 
-FP4_SHARE = 0.75
-"""Matmul seconds in 4 bit over those in 8: twice the rate, but weight gradients and some layers stay wider."""
+FP4_RATE = 1.9
+"""Matmul rate of linears in 4 bit over that in 8. Routed experts stay in 8."""
 
 
-def matmul_dtype(layout: ParallelLayout, cluster: Cluster, kind: int = LINEAR) -> str:
-    """The dtype whose rate prices the linears (or the 16-bit products); 16 bit where a device has no 8-bit rate."""
-    if kind == LINEAR and layout.low_precision and LOW in dict(cluster.device.peak):
-        return LOW
-    return "bfloat16"
+def rate_over_16_bit(layout: ParallelLayout, cluster: Cluster, kind: int = LINEAR) -> float:
+    """How much faster linears run than in 16 bit, by the peaks; 1 on a device without narrow formats.
+
+    Efficiency by shape comes from the 16-bit tables for every format: the 8-bit tables at hand were measured with the
+    quantisation of the inputs, which is priced apart here, among the memory-bound kernels.
+    """
+    peaks = dict(cluster.device.peak)
+    if not layout.low_precision or LOW not in peaks:
+        return 1.0
+    return peaks[LOW] / peaks["bfloat16"] * (FP4_RATE if layout.precision == "nvfp4" and kind == LINEAR else 1.0)
 
 
 def _price_core(work: Work, layout: ParallelLayout, cluster: Cluster, forward: Floats, backward: Floats) -> None:
@@ -133,7 +143,7 @@ def _price_links(work: Work, layout: ParallelLayout, cluster: Cluster, forward: 
         forward[TP] *= TP_EXPOSED
         backward[TP] *= TP_EXPOSED
     if work.ep_bytes:
-        one = cluster.collective("all_to_all", work.ep_bytes, layout.ep, layout.etp).seconds
+        one = exchange_s(work, layout, cluster)
         forward[EP] += 2 * one
         backward[EP] += 2 * one
         if layout.overlap_ep:
@@ -148,6 +158,27 @@ def _price_links(work: Work, layout: ParallelLayout, cluster: Cluster, forward: 
         else:
             forward[CP] += gather
             backward[CP] += gather + scatter
+
+
+def exchange_s(work: Work, layout: ParallelLayout, cluster: Cluster) -> float:
+    """One dispatch (or combine), with one copy of a token for each expert it goes to.
+
+    A dispatcher that deduplicates sends one copy to each domain of a tier that has any of the token's experts, and
+    copies inside: of k experts spread over D domains, D(1 - C(E-E/D, k)/C(E, k)) are met.
+    """
+    if not layout.dedup:
+        return cluster.collective("all_to_all", work.ep_bytes, layout.ep, layout.etp).seconds
+    experts, k = work.ep_spread
+    shape = cluster.shape(layout.ep, layout.etp)
+    seconds, units = 0.0, layout.ep
+    for tier, count in zip(cluster.tiers, shape.counts, strict=True):
+        parents = count if count > 0 else units
+        if units > parents:
+            met = units * (1 - comb(experts - experts // units, k) / comb(experts, k))
+            away = met * (1 - parents / units)
+            seconds = max(seconds, tier.latency_s + work.ep_bytes / k * away / tier.rate)
+        units = parents
+    return cluster.device.collective_launch_s + seconds
 
 
 TP_EXPOSED, EP_EXPOSED, CP_HIDDEN = 0.5, 0.4, 0.9

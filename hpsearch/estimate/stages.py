@@ -21,14 +21,11 @@ class Chunk:
 
 
 def chunks(shape: ModelShape, layout: ParallelLayout) -> tuple[Chunk, ...]:
-    """`pp·vpp` runs of layers, as even as whole layers allow; what does not divide lies in the middle, so that the
-    first and the last run, which have embedding and head, are never the longer ones."""
+    """`pp·vpp` runs of layers: equal ones where they divide, else as even as whole layers allow once the embedding,
+    the head and extra-prediction layers are counted as the layers they weigh."""
     count = layout.pp * max(layout.vpp, 1)
-    base, more = divmod(shape.layers, count)
-    first = (count - more) // 2
-    sizes = [base + (1 if first <= i < first + more else 0) for i in range(count)]
     found, at = [], 0
-    for i, size in enumerate(sizes):
+    for i, size in enumerate(_sizes(shape, count)):
         blocks = Counter(block for layer in shape.pattern[at : at + size] for block in layer)
         last = i == count - 1
         if last and shape.mtp_layers:
@@ -38,3 +35,19 @@ def chunks(shape: ModelShape, layout: ParallelLayout) -> tuple[Chunk, ...]:
         found.append(Chunk(blocks, size, i == 0 and shape.vocab > 0, heads))
         at += size
     return tuple(found)
+
+
+def _sizes(shape: ModelShape, count: int) -> list[int]:
+    """Layers of each chunk, adding up to all of them."""
+    base, more = divmod(shape.layers, count)
+    if not more and not shape.mtp_layers:
+        return [base] * count
+    layer = max((shape.active_params - shape.embedding_params - shape.head_params) / shape.layers, 1.0)
+    head = shape.vocab * shape.hidden / layer
+    extra = shape.mtp_layers + (1 + shape.mtp_layers) * head
+    last = min(max(round((shape.layers + extra) / count - extra), 0), base + (1 if more else 0))
+    if count == 1:
+        return [shape.layers]
+    base, more = divmod(shape.layers - last, count - 1)
+    first = (count - 1 - more + 1) // 2
+    return [base + (1 if first <= i < first + more else 0) for i in range(count - 1)] + [last]

@@ -20,6 +20,8 @@ Gemm = tuple[float, float, float, float]
 class Work:
     linears: list[Gemm] = field(default_factory=list)
     """Forward products of trained linear layers, in the layout's precision; experts as one batched product."""
+    grouped: list[Gemm] = field(default_factory=list)
+    """Forward products of routed experts, m rows each of `batch` experts; in the layout's precision."""
     plains: list[Gemm] = field(default_factory=list)
     """Forward products in 16 bit whatever the precision: head, router."""
     core_flops: float = 0.0
@@ -30,6 +32,9 @@ class Work:
     """Tokens one query attends to, on average, times local query tokens: kernels are less efficient on few."""
     moved_forward: float = 0.0
     moved_backward: float = 0.0
+    routed_forward: float = 0.0
+    """Of the bytes moved, those of tokens on their way to, through and back from experts."""
+    routed_backward: float = 0.0
     kernels_forward: float = 0.0
     kernels_backward: float = 0.0
     tp_forward: list[tuple[str, float]] = field(default_factory=list)
@@ -37,7 +42,9 @@ class Work:
     cp_bytes: float = 0.0
     """Keys and values that pass a cp rank in the forward."""
     ep_bytes: float = 0.0
-    """Bytes a rank sends in dispatch, and again in combine, of the forward."""
+    """Bytes a rank sends in dispatch, and again in combine, of the forward; one copy for each chosen expert."""
+    ep_spread: tuple[int, int] = (1, 1)
+    """Experts, and how many a token goes to."""
     saved: float = 0.0
     saved_parts: dict[str, float] = field(default_factory=dict)
     """Of `saved`, what selective recompute of a part drops."""
@@ -76,14 +83,14 @@ def add_residual(work: Work, layout: ParallelLayout, width: float, tokens: float
     work.saved += dropped * size
 
 
-def add_linear(work: Work, layout: ParallelLayout, m: float, n: float, k: float, batch: float = 1.0) -> None:
-    """A product with trained weights; low precision adds the quantisation of input, weight and output gradient."""
-    work.linears.append((m, n, k, batch))
+def add_linear(work: Work, layout: ParallelLayout, m: float, n: float, k: float) -> None:
+    """A product with trained weights; low precision adds the quantisation of input and output gradient."""
+    work.linears.append((m, n, k, 1.0))
     work.kernels_forward += 1
     work.kernels_backward += 2
     if layout.low_precision:
-        work.moved_forward += 4 * batch * m * k + (4 * batch * k * n if layout.precision != "fp8" else 0)
-        work.moved_backward += 4 * batch * m * n
+        work.moved_forward += 4 * m * k
+        work.moved_backward += 4 * m * n
         work.kernels_forward += 2
         work.kernels_backward += 1
 
@@ -241,16 +248,21 @@ def moe(shape: ModelShape, layout: ParallelLayout) -> Work:
         add_linear(work, layout, rows, h, width)
     f = shape.moe_ffn / layout.etp
     each = max(routed / experts, 1.0)
-    add_linear(work, layout, each, halves * f, width, experts)
-    add_linear(work, layout, each, width, f, experts)
-    _add_activation(work, layout, f, routed, shape.moe_gated)
-    work.saved += 2 * h * rows + 2 * width * routed + 4 * rows * shape.experts
-    work.moved_forward += 8 * width * routed + 16 * rows * shape.experts
-    work.moved_backward += 8 * width * routed + 16 * rows * shape.experts
-    work.kernels_forward += 14
-    work.kernels_backward += 14
+    work.grouped += [(each, halves * f, width, experts), (each, width, f, experts)]
+    low = 4.0 if layout.low_precision else 0.0
+    inner = Work()
+    _add_activation(inner, layout, f, routed, shape.moe_gated)
+    arranged = (4 if layout.dedup else 8) * width * routed
+    work.routed_forward += inner.moved_forward + arranged + low * routed * (width + f)
+    work.routed_backward += inner.moved_backward + arranged + low * routed * (width + halves * f)
+    work.saved += inner.saved + 2 * h * rows + 2 * width * routed + 4 * rows * shape.experts
+    work.saved_parts |= {part: size for part, size in inner.saved_parts.items() if part == "activation"}
+    work.moved_forward += 16 * rows * shape.experts
+    work.moved_backward += 16 * rows * shape.experts
+    work.kernels_forward += 24
+    work.kernels_backward += 24
     if layout.ep > 1:
-        work.ep_bytes = 2.0 * width * routed
+        work.ep_bytes, work.ep_spread = 2.0 * width * routed, (shape.experts, shape.top_k)
     if shape.shared_ffn:
         tokens, g = float(layout.tokens), shape.shared_ffn / layout.tp
         add_linear(work, layout, tokens, halves * g, h)
@@ -260,6 +272,10 @@ def moe(shape: ModelShape, layout: ParallelLayout) -> Work:
         add_tp_pair(work, layout, 2.0 * h * layout.tokens)
     add_residual(work, layout, h, rows)
     return work
+
+
+SCAN_RATE = 0.06
+"""Rate of the chunked scan's small fp32-accumulated products over that of fused attention."""
 
 
 def mamba(shape: ModelShape, layout: ParallelLayout) -> Work:
@@ -273,7 +289,7 @@ def mamba(shape: ModelShape, layout: ParallelLayout) -> Work:
     add_linear(work, layout, tokens, 2 * inner + 2 * states + m.heads / t, h)
     chunk = 128.0
     scan = 2 * tokens * (chunk * states + chunk * inner / 2 + 2 * inner * m.state)
-    work.core_flops += scan
+    work.core_flops += scan / SCAN_RATE
     work.core_bytes += 2 * tokens * (2 * inner + 2 * states) + 4 * tokens / chunk * inner * m.state * 2
     moved = 2 * tokens * (4 * inner + 4 * states) + 8 * tokens * inner
     work.moved_forward += moved

@@ -15,8 +15,9 @@ from hpsearch.validate.machine import machine
 
 Row = Mapping[str, Any]
 NEEDED = ("tp", "pp", "dp", "micro_batch", "global_batch")
-FLASH_YEAR, OVERLAP_YEAR = 2023, 2024
-"""From when fused attention without dropout, and overlapped reductions, are what training code does by default."""
+FLASH_YEAR, OVERLAP_YEAR, DEDUP_YEAR = 2023, 2024, 2026
+"""From when fused attention without dropout, overlapped reductions, and dispatchers that send a token to a node once
+are what training code does by default."""
 PARTS = {
     "core_attn": "attention", "attention": "attention", "mlp": "mlp", "moe": "moe", "moe_act": "activation",
     "layernorm": "norm", "mla_up_proj": "mla_up",
@@ -157,6 +158,7 @@ class _Reader:
             overlap_param_gather=bool(_flag(overlap.get("param_gather"), late)),
             overlap_tp=bool(_flag(overlap.get("tp_comm"), late)),
             overlap_ep=bool(overlap.get("ep_a2a")),
+            dedup=bool(_flag(_deduplicates(extra), when >= DEDUP_YEAR)),
             cuda_graph=str(parallel.get("cuda_graph") or "none").split()[0] not in ("none",),
             lora=row.get("workload") == "lora",
             trained_parts="layer" if str(row.get("workload")).startswith("single-layer") else "step",
@@ -215,6 +217,12 @@ class _Reader:
             return "selective", frozenset(PARTS[word] for word in words if word in PARTS), 1.0
         self.filled.append("recompute_share = 0.4")
         return "full", frozenset(), 0.4
+
+
+def _deduplicates(extra: Mapping[str, Any]) -> bool | None:
+    """Whether the named dispatcher sends a token once to each node; None when the row names none."""
+    name = str(extra.get("moe_flex_dispatcher_backend") or extra.get("dispatcher") or "").lower()
+    return None if not name else "ep" in name
 
 
 def _flag(stated: Any, default: bool) -> bool:

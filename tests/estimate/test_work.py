@@ -1,0 +1,119 @@
+"""FLOPs, bytes and collectives of a layer against values worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hpsearch.errors import LegalityError
+from hpsearch.estimate import ModelShape, ParallelLayout
+from hpsearch.estimate.memory import in_flight, memory, states
+from hpsearch.estimate.shape import transformer
+from hpsearch.estimate.stages import chunks
+from hpsearch.estimate.work import attention, head, mlp
+
+LLAMA = ModelShape("8B", 4096, 32, 8, 128, 128256, transformer(32, 0, 0), ffn=14336)
+ONE = ParallelLayout(devices=1, seq_len=4096, micro_batch=1, global_batch=1)
+
+
+def flops(layout: ParallelLayout) -> float:
+    """Forward FLOPs of one layer on one device."""
+    parts = (attention(LLAMA, layout), mlp(LLAMA, layout))
+    return sum(2 * m * n * k * b for work in parts for m, n, k, b in work.linears) + sum(w.core_flops for w in parts)
+
+
+def test_flops_of_a_layer() -> None:
+    """2 FLOPs for each weight and token: 4096·(4096·2 + 2·1024) + 3·4096·14336 weights; core 4·s²·h, half of it."""
+    weights = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
+    assert flops(ONE) == 2 * 4096 * weights + 4 * 4096 * 4096 * 4096 / 2
+
+
+@pytest.mark.parametrize("degrees", [{"tp": 8}, {"cp": 8}, {"tp": 4, "cp": 2}])
+def test_parallel_ranks_share_the_flops(degrees: dict[str, int]) -> None:
+    assert flops(replace(ONE, devices=8, **degrees)) * 8 == pytest.approx(flops(ONE))
+
+
+def test_a_written_score_matrix_costs_the_full_square() -> None:
+    """Causal kernels compute half of it; a batched product computes all: 4·s²·h."""
+    assert attention(LLAMA, replace(ONE, flash=False)).core_flops == 2 * attention(LLAMA, ONE).core_flops
+
+
+def test_sequence_sharding_moves_as_many_bytes() -> None:
+    """All-reduce = all-gather + reduce-scatter; the backward gathers its input once more."""
+    plain = mlp(LLAMA, replace(ONE, devices=8, tp=8))
+    split = mlp(LLAMA, replace(ONE, devices=8, tp=8, sp=True))
+    size = 2.0 * 4096 * 4096
+    assert plain.tp_forward == [("all_reduce", size)]
+    assert plain.tp_backward == [("all_reduce", size)]
+    assert split.tp_forward == [("all_gather", size), ("reduce_scatter", size)]
+    assert len(split.tp_backward) == 3
+
+
+def test_saved_bytes_of_a_layer() -> None:
+    """h(12 + 4g/a) + 6f + 4a bytes a token, bf16, fused attention: 34.0·h for Llama 3 8B."""
+    saved = attention(LLAMA, ONE).saved + mlp(LLAMA, ONE).saved
+    assert saved == 4096 * (4096 * (12 + 4 * 8 / 32) + 6 * 14336 + 4 * 32)
+
+
+def test_logits_are_split_over_tp_only_where_the_loss_is() -> None:
+    logits = 4096 * 128256
+    layout = replace(ONE, devices=8, tp=8)
+    assert head(LLAMA, layout).saved == pytest.approx(8 * logits / 8 + 2 * 4096 * 4096)
+    assert head(LLAMA, replace(layout, fused=False)).saved == pytest.approx(20 * logits + 2 * 4096 * 4096)
+
+
+def test_states_by_zero_stage() -> None:
+    """16-bit weights 2, gradients 4, master copy and moments 12 bytes."""
+    wide = ParallelLayout(devices=8, seq_len=4096, micro_batch=1, global_batch=8)
+    assert states(replace(wide, zero=0), 8.0, 0.0) == (16, 32, 96)
+    assert states(wide, 8.0, 0.0) == (16, 32, 12)
+    assert states(replace(wide, zero=3), 8.0, 0.0) == (2, 4, 12)
+
+
+def test_activations_in_flight() -> None:
+    """1F1B: p - r micro-batches. Interleaved: p·v + p - 1 chunks on rank 0, no more than there are."""
+    layout = ParallelLayout(devices=4, seq_len=1, micro_batch=1, global_batch=16, pp=4)
+    assert [in_flight(layout, rank) for rank in range(4)] == [4, 3, 2, 1]
+    assert in_flight(replace(layout, vpp=2), 0) == 4 * 2 + 4 - 1
+    assert in_flight(replace(layout, vpp=2, global_batch=4), 0) == 8
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4, 8, 16, 32])
+def test_stages_hold_every_layer_once(pp: int) -> None:
+    layout = replace(ONE, devices=pp, pp=pp, global_batch=pp)
+    cut = chunks(LLAMA, layout)
+    assert sum(chunk.layers for chunk in cut) == 32
+    assert sum((chunk.blocks for chunk in cut), start=type(cut[0].blocks)()) == LLAMA.counts
+    assert [chunk.embedding for chunk in cut] == [True] + [False] * (pp - 1)
+    assert [chunk.heads for chunk in cut] == [0] * (pp - 1) + [1]
+
+
+def test_uneven_stages_give_the_last_fewer_layers() -> None:
+    shape = replace(LLAMA, pattern=transformer(61, 0, 0), mtp_layers=1)
+    cut = chunks(shape, replace(ONE, devices=16, pp=16, global_batch=16))
+    assert sum(chunk.layers for chunk in cut) == 61
+    assert cut[-1].layers < cut[1].layers
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_more_shards_never_need_more(zero: int) -> None:
+    sizes = [
+        memory(LLAMA, ParallelLayout(devices=n, seq_len=4096, micro_batch=1, global_batch=n, zero=zero)).peak_bytes
+        for n in (1, 2, 4, 8, 16)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tp": 3}, "tp·pp·cp to divide 8"),
+        ({"global_batch": 9}, "whole micro-batches"),
+        ({"ep": 3}, "ep·etp to divide"),
+        ({"recompute": "some"}, "expected recompute in"),
+    ],
+)
+def test_illegal_layouts_are_refused(change: dict[str, int], words: str) -> None:
+    with pytest.raises(LegalityError, match=words):
+        replace(ParallelLayout(devices=8, seq_len=1, micro_batch=1, global_batch=8), **change)
