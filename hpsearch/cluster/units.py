@@ -75,7 +75,9 @@ def in_unit(dimension: str, si: float) -> str:
     """An SI value in the unit people use for its size: 450 GB/s, 5 us."""
     readable = {"bandwidth": ("GB/s",), "time": ("us", "ms", "s"), "size": ("GB",), "rate": ("TFLOP/s", "GFLOP/s")}
     units = readable.get(dimension, tuple(UNITS[dimension]))
-    large = [u for u in units if abs(si) < 1000 * UNITS[dimension][u]] or [units[-1]]
+    large = [u for u in units if abs(si) < 1000 * UNITS[dimension][u]] or [
+        max(units, key=lambda u: UNITS[dimension][u])
+    ]
     unit = next((u for u in large if abs(si) >= 0.1 * UNITS[dimension][u]), large[0])
     return f"{number(si / UNITS[dimension][unit])} {unit}"
 

@@ -375,6 +375,11 @@ def test_digests_are_stable(name: str) -> None:
     assert one.digest != Cluster.load(name, devices=4).digest
 
 
+def test_one_device_is_the_same_everywhere() -> None:
+    devices = [Cluster.load(name, devices=8).device for name in EXPECTED]
+    assert len({device.name for device in devices}) == len(set(devices)) < len(EXPECTED)
+
+
 def test_digests_differ() -> None:
     assert len({Cluster.load(name, devices=8).digest for name in EXPECTED}) == len(EXPECTED)
 
