@@ -38,8 +38,9 @@ def test_matmul_is_exact_at_measured_points(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "median", "tail"),
-    [("h100-sxm-roce400", HALF, 0.06, 0.17), ("a100-sxm-selene", HALF, 0.09, 0.17), ("h200-sxm-ib400", HALF, 0.06, 0.18),
-     ("b200-hgx-ib400", HALF, 0.09, 0.35), ("gb200-nvl72", HALF, 0.1, 0.38), ("h100-sxm-ib400", FP8, 0.17, 0.47)],
+    [("h100-sxm-roce400", HALF, 0.06, 0.17), ("a100-sxm-selene", HALF, 0.09, 0.17),
+     ("h200-sxm-ib400", HALF, 0.06, 0.18), ("b200-hgx-ib400", HALF, 0.09, 0.35), ("gb200-nvl72", HALF, 0.1, 0.38),
+     ("h100-sxm-ib400", FP8, 0.17, 0.47)],
 )  # fmt: skip
 def test_matmul_predicts_a_table_it_has_not_seen(name: str, dtype: str, median: float, tail: float) -> None:
     """Each (n, k) left out once: what `Device.matmul_s` says about its error. Tables of float8 hold the scaling too,
