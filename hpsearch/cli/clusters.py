@@ -43,6 +43,7 @@ def listing() -> Table:
         tiers = ", ".join(f"{tier.name} {tier.size}" for tier in found.tiers)
         kinds = [fact.kind for fact in found.facts]
         counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+        counted += f"; from {len({fact.source for fact in found.facts})} sources"
         made.add_row(name, found.device.name, size(found.device.memory_bytes), tiers, counted, found.summary)
     made.add_row(LOCAL, "a process", "its share", "this machine", "measured", LOCAL_SUMMARY)
     return made
