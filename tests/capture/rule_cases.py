@@ -147,7 +147,8 @@ def hand_made() -> Iterator[OpFacts]:
     yield op(einsum, "bsd,fd->bsf", f(6, 12, 18), f(24, 18))
     yield op(einsum, "bsd,bsf->df", f(6, 12, 18), f(6, 12, 24))
     yield op(einsum, "bskl,fkl->bsf", f(6, 12, 6, 18), f(24, 6, 18))
-    delta, delta_back = torch.ops.hpsearch.gated_delta_rule.default, torch.ops.hpsearch.gated_delta_rule_backward.default
+    delta = torch.ops.hpsearch.gated_delta_rule.default
+    delta_back = torch.ops.hpsearch.gated_delta_rule_backward.default
     for rows, heads in ((6, 1), (1, 6)):  # one cut at a time: six operands make too many combinations
         wide, flat = f(rows, 5, heads, 5), f(rows, 5, heads)
         yield op(delta, wide, wide, wide, flat, flat, 5, False)
