@@ -9,7 +9,7 @@ from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.stages import Chunk, chunks
 from hpsearch.estimate.work import BLOCKS, Work, head
 
-CONTEXT_BYTES = 1.7e9
+CONTEXT_BYTES = 2.1e9
 """CUDA context, collective buffers, libraries."""
 RESERVE = 0.03
 """Of all tensors: what the allocator holds beyond them."""
@@ -84,14 +84,15 @@ def _resident(layout: ParallelLayout, kept: float, chunks_alive: float) -> float
 
 
 def states(layout: ParallelLayout, dense: float, expert: float) -> tuple[float, float, float]:
-    """(weights, gradients, optimizer) bytes: 16-bit weights, fp32 master and two moments."""
+    """(weights, gradients, optimizer) bytes: 16-bit weights, fp32 master and two moments. Fully sharded storage holds
+    the master alone; what is gathered in 16 bit counts as a buffer."""
     if layout.lora:
         bytes_each = 2.0 if not layout.fsdp else 2.0 / layout.shards
         return bytes_each * (dense + expert), 0.0, 0.02 * (dense + expert)
     weights = gradients = optimizer = 0.0
     for params, ranks in ((dense, layout.data_ranks), (expert, layout.expert_data_ranks)):
         shards = max(1, min(ranks, layout.shards if layout.shard_ranks else ranks))
-        weights += 2 * params / (shards if layout.zero >= 3 else 1)
+        weights += 0.0 if layout.fsdp else 2 * params / (shards if layout.zero >= 3 else 1)
         gradients += layout.grad_bytes * params / (shards if layout.zero >= 2 else 1)
         optimizer += 12 * params / (shards if layout.zero >= 1 else 1)
     return weights, gradients, optimizer

@@ -78,24 +78,24 @@ def _price_matmuls(
     forward: dict[str, Floats],
     backward: dict[str, Floats],
 ) -> None:
+    """Forward, and twice as long backward: the gradients of input and weight are products over the same three sides,
+    for which the tables, measured in forward orientation, say nothing more. Frozen weights have no gradient."""
     for kind in (LINEAR, PLAIN, ROUTED):
         rows: list[Gemm] = []
-        places: list[tuple[str, Floats]] = []
+        names: list[str] = []
         for name, work in works.items():
-            for m, n, k, batch in {LINEAR: work.linears, PLAIN: work.plains, ROUTED: work.grouped}[kind]:
-                rows += [(m, n, k, batch), (m, k, n, batch)]
-                places += [(name, forward[name]), (name, backward[name])]
-                if not layout.lora or kind == PLAIN:
-                    rows.append((k, n, m, batch))
-                    places.append((name, backward[name]))
+            found = {LINEAR: work.linears, PLAIN: work.plains, ROUTED: work.grouped}[kind]
+            rows += found
+            names += [name] * len(found)
         if not rows:
             continue
         m, n, k, b = np.array(rows, dtype=np.float64).T
         seconds = cluster.matmul_s(m, n, k, "bfloat16", batch=b)
         if kind != PLAIN:
             seconds = seconds / rate_over_16_bit(layout, cluster, kind)
-        for (_, into), value in zip(places, seconds.tolist(), strict=True):
-            into[kind] += value
+        for name, value in zip(names, seconds.tolist(), strict=True):
+            forward[name][kind] += value
+            backward[name][kind] += (1.0 if layout.lora and kind != PLAIN else 2.0) * value
 
 
 FP4_RATE = 1.9
@@ -138,6 +138,7 @@ SCORE_MATMUL = 0.6
 def _price_links(work: Work, layout: ParallelLayout, cluster: Cluster, forward: Floats, backward: Floats) -> None:
     for calls, into in ((work.tp_forward, forward), (work.tp_backward, backward)):
         for kind, size in calls:
+            into[HOST] += CALL_KERNELS
             into[TP] += cluster.collective(kind, size, layout.tp, 1).seconds
     if layout.overlap_tp:
         forward[TP] *= TP_EXPOSED
@@ -181,6 +182,8 @@ def exchange_s(work: Work, layout: ParallelLayout, cluster: Cluster) -> float:
     return cluster.device.collective_launch_s + seconds
 
 
+CALL_KERNELS = 5.0
+"""Host time of issuing a collective, in kernels."""
 TP_EXPOSED, EP_EXPOSED, CP_HIDDEN = 0.5, 0.4, 0.9
 """What stays visible of tensor- and expert-parallel collectives that a runtime overlaps; what a ring hides."""
 

@@ -119,6 +119,12 @@ def input_tokens(layout: ParallelLayout) -> float:
     return norm_tokens(layout) if layout.fused else float(layout.tokens)
 
 
+def input_bytes(layout: ParallelLayout) -> float:
+    """Kept of one element of a linear's input, for the gradient of its weight: 8 bit where the product is; nothing
+    where the weight is frozen."""
+    return 0.0 if layout.lora else 1.0 if layout.low_precision else 2.0
+
+
 def add_core(work: Work, shape: ModelShape, layout: ParallelLayout, q_local: float, kv: float, v_local: float) -> None:
     """The attention core of this rank's heads: fused, or with the score matrix written."""
     s, b, tokens = float(layout.seq_len), float(layout.micro_batch), float(layout.tokens)
@@ -157,7 +163,7 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
         kv = max(shape.kv_width / t, shape.head_dim)
         for width in (q + 2 * kv,) if layout.fused else (q, kv, kv):
             add_linear(work, layout, tokens, width, h)
-        work.saved += 2 * h * input_tokens(layout) + 2 * tokens * (q + 2 * kv)
+        work.saved += input_bytes(layout) * h * input_tokens(layout) + 2 * tokens * (q + 2 * kv)
     rotary = 0.0 if shape.positions else 1.0
     work.moved_forward += rotary * (4 if layout.fused else 16) * tokens * (q + kv)
     work.moved_backward += rotary * (4 if layout.fused else 16) * tokens * (q + kv)
@@ -210,16 +216,19 @@ def _add_activation(work: Work, layout: ParallelLayout, width: float, tokens: fl
     kept = 2 * halves * size + (0 if layout.fused or not gated else 2 * size)
     work.saved += kept
     for part in ("mlp", "activation"):
-        work.saved_parts[part] = work.saved_parts.get(part, 0.0) + (kept if part == "mlp" else 2 * size)
-    work.saved += 2 * size
-    work.saved_parts["mlp"] += 2 * size
+        work.saved_parts[part] = work.saved_parts.get(part, 0.0) + (
+            kept if part == "mlp" else input_bytes(layout) * size
+        )
+    out = input_bytes(layout) * size
+    work.saved += out
+    work.saved_parts["mlp"] += out
 
 
 def mlp(shape: ModelShape, layout: ParallelLayout) -> Work:
     work = Work(params=shape.block_params("mlp") / layout.tp)
     tokens, rows, f = float(layout.tokens), norm_tokens(layout), shape.ffn / layout.tp
     add_norm(work, layout, shape.hidden, rows)
-    work.saved += 2 * shape.hidden * input_tokens(layout)
+    work.saved += input_bytes(layout) * shape.hidden * input_tokens(layout)
     halves = 2 if shape.gated else 1
     for width in (halves * f,) if layout.fused else (f,) * halves:
         add_linear(work, layout, tokens, width, shape.hidden)
@@ -255,7 +264,7 @@ def moe(shape: ModelShape, layout: ParallelLayout) -> Work:
     arranged = (4 if layout.dedup else 8) * width * routed
     work.routed_forward += inner.moved_forward + arranged + low * routed * (width + f)
     work.routed_backward += inner.moved_backward + arranged + low * routed * (width + halves * f)
-    work.saved += inner.saved + 2 * h * rows + 2 * width * routed + 4 * rows * shape.experts
+    work.saved += inner.saved + 2 * h * rows + input_bytes(layout) * width * routed + 4 * rows * shape.experts
     work.saved_parts |= {part: size for part, size in inner.saved_parts.items() if part == "activation"}
     work.moved_forward += 16 * rows * shape.experts
     work.moved_backward += 16 * rows * shape.experts
@@ -323,15 +332,15 @@ def head(shape: ModelShape, layout: ParallelLayout) -> Work:
             work.tp_forward.append(("all_gather", 2.0 * logits))
         work.tp_forward.append(("all_gather" if layout.sp else "all_reduce", 2.0 * shape.hidden * tokens))
         work.tp_backward.append(("all_reduce", 2.0 * shape.hidden * tokens))
-    work.saved = (
-        2 * shape.hidden * norm_tokens(layout) + (LOGIT_BYTES if layout.fused else LOGIT_BYTES_UNFUSED) * logits
-    )
+    each = LOGIT_BYTES if layout.fused else LOGIT_BYTES_TORCH if layout.fsdp else LOGIT_BYTES_COPIED
+    work.saved = 2 * shape.hidden * norm_tokens(layout) + each * logits
     return work
 
 
-LOGIT_BYTES, LOGIT_BYTES_UNFUSED = 8.0, 20.0
-"""Held for one logit at the peak. Fused: 16 bit, and fp32 that becomes its own gradient. Unfused: 16 bit, gathered,
-fp32, log-softmax, its gradient in fp32, in 16 bit, and sent back."""
+LOGIT_BYTES, LOGIT_BYTES_TORCH, LOGIT_BYTES_COPIED = 8.0, 12.0, 20.0
+"""Held for one logit at the peak. Fused: 16 bit, and fp32 that becomes its own gradient. torch's own loss, as in fully
+sharded code: 16 bit, fp32 or its gradient, log-softmax, the 16-bit gradient. A parallel loss written op by op: once
+more in 16 bit and in fp32, and sent back."""
 
 
 def embedding(shape: ModelShape, layout: ParallelLayout) -> Work:

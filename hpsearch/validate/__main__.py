@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     except HpsearchError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(json.dumps(scores(found, len(rows)), indent=1) if asked.json else report(found, refused, len(rows)))
+    print(json.dumps(scores(found, rows), indent=1) if asked.json else report(found, refused, rows))
     return 0
 
 

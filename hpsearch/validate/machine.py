@@ -15,8 +15,9 @@ RACK = 64
 """Ranks of one job in a 72-GPU NVLink domain: 18 trays of 4, of which schedulers hand out 16."""
 UNTRIED = {"matmul": 0.8, "attention": 0.4, "memory": 0.8, "overlap": 0.92, "link": 0.8}
 """Shares of the data sheet for a device nobody has described: the middle of those that are described."""
-UNKNOWN_NETWORK = 0.25
-"""Of the described network of such nodes, where a row does not state its own: two ports for eight devices."""
+UNKNOWN_NETWORK = {"volta": 0.125, "ampere": 0.125}
+"""Of the described network, where a row does not state its own: nodes of these generations were sold with one to
+eight ports, and one is assumed; later ones have a port for each device."""
 USABLE = 0.99
 """Of the memory on the data sheet, whose GB are 2^30 bytes: an "80 GB" device reports 79.15 GiB."""
 Described = tuple[Device, tuple[Tier, ...]]
@@ -115,7 +116,7 @@ def _fabric(near: Described | None, node: Tier, devices: int, hardware: Mapping[
     outer = near[1][-1] if near and len(near[1]) > 1 else Tier("fabric", devices, "network", node.bytes_per_s / 9, 6e-6)
     inter = 1e9 * float(hardware.get("inter_node_GBps_per_device") or 0.0)
     if not inter:
-        inter = UNKNOWN_NETWORK * outer.bytes_per_s
+        inter = UNKNOWN_NETWORK.get(generation(str(hardware["device"])), 1.0) * outer.bytes_per_s
         filled.append(f"inter_node_GBps = {inter / 1e9:.3g}")
     if abs(inter / outer.bytes_per_s - 1) > 0.1:
         outer = replace(outer, bytes_per_s=inter, curves=())

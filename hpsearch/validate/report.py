@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpsearch.validate.score import Predicted, by, scale, scored, scores, sweep_scores
+from hpsearch.validate.rows import Row, scored
+from hpsearch.validate.score import Predicted, by, scale, scores, sweep_scores
 
 WORST = 10
 
@@ -18,13 +19,13 @@ def table(title: str, groups: Mapping[str, Mapping[str, float]]) -> list[str]:
     return lines
 
 
-def report(found: Sequence[Predicted], refused: Mapping[str, str], rows: int) -> str:
+def report(found: Sequence[Predicted], refused: Mapping[str, str], rows: Sequence[Row]) -> str:
     """Everything a reader needs to believe or doubt the predictions."""
     figures = scores(found, rows)
     step, memory = figures["step_time"], figures["memory"]
     lines = [
-        f"{len(found)} of {rows} rows predicted; step time scored on {step['predicted']} completed runs of tier A or B "
-        "with a full layout",
+        f"{len(found)} of {len(rows)} rows predicted. Step time is scored on completed runs of tier A or B with a "
+        f"full layout: {step['predicted']} of {step['rows']}.",
         "step time: " + _words(step),
         "memory: " + _words(memory),
         "sweeps: " + _words(figures["sweeps"]),
@@ -67,7 +68,7 @@ def _sweep_lines(found: Sequence[Predicted]) -> list[str]:
 
 
 def _worst(found: Sequence[Predicted]) -> list[str]:
-    wrong = [o for o in found if o.error is not None and scored(o.row, o.case)]
+    wrong = [o for o in found if o.error is not None and scored(o.row)]
     wrong.sort(key=lambda one: (-abs(one.error or 0.0), str(one.row["id"])))
     lines = []
     for one in wrong[:WORST]:

@@ -45,8 +45,6 @@ class Case:
     cluster: Cluster
     filled: tuple[str, ...]
     """Defaults, as `name = value`."""
-    full: bool
-    """The layout is given or follows from what is given."""
 
     @property
     def measured_s(self) -> float | None:
@@ -71,6 +69,17 @@ def step_seconds(row: Row) -> float | None:
     return None if found is None else float(found)
 
 
+def full_layout(row: Row) -> bool:
+    """tp, pp, dp, micro-batch and global batch are given or follow from what is given."""
+    return all(value(row, "parallel", name) is not None for name in NEEDED)
+
+
+def scored(row: Row) -> bool:
+    """Whether a row counts for step time: a completed run of tier A or B with a step time and a full layout."""
+    finished = row["result"]["status"] == "ok" and row["tier"] in ("A", "B")
+    return finished and full_layout(row) and step_seconds(row) is not None
+
+
 def year(row: Row) -> int:
     """When the run was published; by the device's generation where the row does not say."""
     text = str(row["source"].get("published") or "")
@@ -92,8 +101,7 @@ def case(row: Row) -> Case | str:
         return str(error)
     except _Missing as missing:
         return str(missing)
-    full = all(value(row, "parallel", name) is not None for name in NEEDED)
-    return Case(row, shape, layout, cluster, tuple(filled), full)
+    return Case(row, shape, layout, cluster, tuple(filled))
 
 
 class _Missing(Exception):
@@ -162,7 +170,7 @@ class _Reader:
             cuda_graph=str(parallel.get("cuda_graph") or "none").split()[0] not in ("none",),
             lora=row.get("workload") == "lora",
             trained_parts="layer" if str(row.get("workload")).startswith("single-layer") else "step",
-            offload_share=float(extra.get("activation_offload_ratio") or 0.0),
+            offload_share=self._offload(extra),
             flash=attention.flash,
             flash_rate=attention.rate,
             fused_softmax=attention.fused_softmax,
@@ -189,7 +197,15 @@ class _Reader:
         parallel = self.row["parallel"]
         if parallel.get("zero_stage") and not parallel.get("distributed_optimizer"):
             return 2
+        if when >= OVERLAP_YEAR and precision not in ("bf16", "fp16"):
+            return 2
         return 2 if precision == "fp16" and when < 2022 else 4
+
+    def _offload(self, extra: Mapping[str, Any]) -> float:
+        layers = self.row["model"].get("layers")
+        if extra.get("cpu_offloading_num_layers") and layers:
+            return min(1.0, float(extra["cpu_offloading_num_layers"]) / float(layers))
+        return float(extra.get("activation_offload_ratio") or 0.0)
 
     def _attention(self, when: int) -> _Attention:
         extra = self.row["parallel"].get("extra") or {}

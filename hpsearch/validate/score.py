@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.estimate import Estimate
-from hpsearch.validate.rows import Case, Row
+from hpsearch.validate.rows import Case, Row, scored
 
 SWEEP_LAYOUTS = 6
 """Fewest distinct layouts that make a sweep."""
-TORCH_COUNTS = ("allocated",)
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,8 @@ class Predicted:
         return self.estimate.peak_bytes <= self.case.cluster.device.memory_bytes
 
 
-def scored(row: Row, case: Case) -> bool:
-    """Whether the row counts: a completed run of tier A or B with a full layout."""
-    return row["tier"] in ("A", "B") and case.full
-
-
 def summary(errors: Iterable[float]) -> dict[str, float]:
-    """Median and 90th percentile of the absolute errors, and the median of the signed ones."""
+    """Median and 90th percentile of the absolute errors, and the mean of the signed ones."""
     found = np.array(list(errors))
     if not len(found):
         return {"rows": 0}
@@ -61,7 +55,7 @@ def summary(errors: Iterable[float]) -> dict[str, float]:
         "rows": len(found),
         "median": float(np.median(np.abs(found))),
         "p90": float(np.quantile(np.abs(found), 0.9)),
-        "bias": float(np.median(found)),
+        "bias": float(np.mean(found)),
     }
 
 
@@ -69,7 +63,7 @@ def by(key: Callable[[Predicted], str], found: Sequence[Predicted]) -> dict[str,
     """`summary` of the step errors of each group."""
     groups: defaultdict[str, list[float]] = defaultdict(list)
     for one in found:
-        if one.error is not None and scored(one.row, one.case):
+        if one.error is not None and scored(one.row):
             groups[key(one)].append(one.error)
     return {name: summary(groups[name]) for name in sorted(groups)}
 
@@ -83,7 +77,7 @@ def sweeps(found: Sequence[Predicted]) -> dict[str, list[Predicted]]:
     """Runs that differ only in layout: same table, model, device, count, batch, precision and sequence."""
     groups: defaultdict[str, list[Predicted]] = defaultdict(list)
     for one in found:
-        if one.error is not None and scored(one.row, one.case):
+        if one.error is not None and scored(one.row):
             groups[_sweep_name(one)].append(one)
     return {name: group for name, group in sorted(groups.items()) if _layouts(group) >= SWEEP_LAYOUTS}
 
@@ -133,12 +127,15 @@ def sweep_scores(found: Sequence[Predicted]) -> dict[str, dict[str, float]]:
 
 
 def fit_scores(found: Sequence[Predicted]) -> dict[str, float]:
-    """Does it fit: on families that report both completed and out-of-memory runs."""
-    both = {o.row["family"] for o in found if not o.finished} & {o.row["family"] for o in found if o.finished}
-    ran = [o for o in found if o.finished and o.row["family"] in both]
-    failed = [o for o in found if not o.finished]
-    if not ran or not failed:
-        return {"completed": len(ran), "out_of_memory": len(failed)}
+    """Does it fit: on tables that report both completed and out-of-memory runs; and how many completed runs of all
+    tables were said not to fit."""
+    completed = [o for o in found if o.finished]
+    both = {_table(o) for o in found if not o.finished} & {_table(o) for o in completed}
+    ran = [o for o in completed if _table(o) in both]
+    failed = [o for o in found if not o.finished and _table(o) in both]
+    refused = sum(not o.fits for o in completed) / len(completed) if completed else 0.0
+    if not both:
+        return {"completed": 0, "out_of_memory": 0, "completed_refused": refused}
     right_ran, right_failed = sum(o.fits for o in ran) / len(ran), sum(not o.fits for o in failed) / len(failed)
     return {
         "completed": len(ran),
@@ -146,29 +143,42 @@ def fit_scores(found: Sequence[Predicted]) -> dict[str, float]:
         "balanced_accuracy": (right_ran + right_failed) / 2,
         "false_fits": 1 - right_failed,
         "false_out_of_memory": 1 - right_ran,
+        "completed_refused": refused,
     }
 
 
-def scores(found: Sequence[Predicted], rows: int) -> dict[str, Any]:
-    """The figures of the report, in the form that `--json` prints."""
-    counted = [o.error for o in found if o.error is not None and scored(o.row, o.case)]
+def _table(one: Predicted) -> tuple[str, str]:
+    return str(one.row["family"]), str(one.row["source"].get("table"))
+
+
+def scores(found: Sequence[Predicted], rows: Iterable[Row]) -> dict[str, Any]:
+    """The figures of the report, in the form that `--json` prints. `rows`: all rows, predicted or not."""
+    counted = [o.error for o in found if o.error is not None and scored(o.row)]
     peaks = [o.memory_error for o in found if o.memory_error is not None]
-    swept = sweep_scores(found)
+    swept = list(sweep_scores(found).values())
     step = summary(counted)
-    predicted = int(step.pop("rows"))
-    empty = not swept
+    peak = summary(peaks)
     return {
-        "step_time": {"rows": rows, "predicted": predicted, **step},
+        "step_time": {
+            "rows": sum(scored(row) for row in rows),
+            "predicted": step.pop("rows"),
+            **{name: step.get(name) for name in ("median", "p90", "bias")},
+        },
         "memory": {
             **fit_scores(found),
-            **{f"peak_{key}": value for key, value in summary(peaks).items()},
-            "peak_lowest": min(peaks) if peaks else None,
+            "peak_rows": peak["rows"],
+            **{f"peak_{name}": peak.get(name) for name in ("median", "p90", "bias")},
+            "peak_lowest": min(peaks, default=None),
         },
         "sweeps": {
-            "count": len(swept),
-            "spearman_median": None if empty else float(np.median([s["spearman"] for s in swept.values()])),
-            "regret_median": None if empty else float(np.median([s["regret"] for s in swept.values()])),
-            "regret_worst": None if empty else max(s["regret"] for s in swept.values()),
+            "spearman_median": _median(s["spearman"] for s in swept),
+            "regret_median": _median(s["regret"] for s in swept),
+            "regret_worst": max((s["regret"] for s in swept), default=None),
         },
         "families": by(lambda one: str(one.row["family"]), found),
     }
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return float(np.median(found)) if found else None

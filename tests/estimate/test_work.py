@@ -69,6 +69,7 @@ def test_states_by_zero_stage() -> None:
     assert states(replace(wide, zero=0), 8.0, 0.0) == (16, 32, 96)
     assert states(wide, 8.0, 0.0) == (16, 32, 12)
     assert states(replace(wide, zero=3), 8.0, 0.0) == (2, 4, 12)
+    assert states(replace(wide, zero=3, fsdp=True), 8.0, 0.0) == (0, 4, 12)
 
 
 def test_activations_in_flight() -> None:

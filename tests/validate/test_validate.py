@@ -1,0 +1,122 @@
+"""The report on a sample of published runs, each with its public source: what is predicted, and how well.
+
+`published.jsonl`: rows of the schema that `python -m hpsearch.validate` reads, without fields that are not given.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpsearch.validate.__main__ import main
+from hpsearch.validate.predict import predict, read_rows
+from hpsearch.validate.report import report
+from hpsearch.validate.rows import Case, case, scored, year
+from hpsearch.validate.score import Predicted, fit_scores, ranks, regret, scores, spearman, summary, sweeps
+
+ROWS = Path(__file__).parent / "published.jsonl"
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Any]:
+    return read_rows(ROWS)
+
+
+@pytest.fixture(scope="module")
+def found(rows: list[Any]) -> list[Predicted]:
+    return list(predict(rows)[0])
+
+
+def test_every_row_has_a_public_source(rows: list[Any]) -> None:
+    assert all(row["source"].get("url") or row["source"].get("repo") for row in rows)
+
+
+def test_a_row_is_predicted_or_refused_with_a_reason(rows: list[Any]) -> None:
+    found, refused = predict(rows)
+    assert len(found) + len(refused) == len(rows)
+    assert all(reason.strip() for reason in refused.values())
+
+
+def test_step_times_are_near(rows: list[Any], found: list[Predicted]) -> None:
+    step = scores(found, rows)["step_time"]
+    assert step["predicted"] >= 0.95 * step["rows"]
+    assert step["median"] <= 0.12
+    assert abs(step["bias"]) <= 0.08
+
+
+def test_a_sweep_is_ranked(found: list[Predicted]) -> None:
+    group = max(sweeps(found).values(), key=len)
+    assert len(group) >= 20
+    assert spearman([o.estimate.step_s for o in group], [o.case.measured_s or 0.0 for o in group]) >= 0.9
+    assert regret(group) <= 0.05
+
+
+def test_memory_tells_what_ran_from_what_did_not(found: list[Predicted]) -> None:
+    memory = fit_scores(found)
+    assert memory["completed"] >= 30
+    assert memory["out_of_memory"] >= 20
+    assert memory["balanced_accuracy"] >= 0.85
+    assert memory["false_fits"] <= 0.1
+
+
+def test_json_is_the_agreed_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(ROWS), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert set(figures) == {"step_time", "memory", "sweeps", "families"}
+    assert set(figures["step_time"]) == {"rows", "predicted", "median", "p90", "bias"}
+    assert set(figures["sweeps"]) == {"spearman_median", "regret_median", "regret_worst"}
+
+
+def test_the_report_names_the_worst_and_the_defaults(rows: list[Any], found: list[Predicted]) -> None:
+    text = report(found, {"x": "layout: tp is not given"}, rows)
+    for words in ("family", "devices", "worst step times", "1 rows: layout: tp is not given", "inter_node_GBps"):
+        assert words in text
+
+
+def test_a_file_that_is_missing_or_broken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "none.jsonl")]) == 1
+    (tmp_path / "broken.jsonl").write_text('{"id": 1}\n{"id":\n')
+    assert main([str(tmp_path / "broken.jsonl")]) == 1
+    assert "line 2" in capsys.readouterr().err
+
+
+def test_summary() -> None:
+    assert summary([-0.1, 0.1, 0.3]) == pytest.approx({"rows": 3, "median": 0.1, "p90": 0.26, "bias": 0.1})
+    assert summary([]) == {"rows": 0}
+
+
+def test_ranks_and_spearman() -> None:
+    assert ranks(np.array([10.0, 30.0, 20.0, 20.0])).tolist() == [0.0, 3.0, 1.5, 1.5]
+    assert spearman([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
+    assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+
+
+def changed(row: Any, part: str, **fields: Any) -> Any:
+    return row | {part: row[part] | fields}
+
+
+def test_what_a_row_does_not_say_is_filled_and_listed(rows: list[Any]) -> None:
+    row = next(r for r in rows if scored(r) and r["family"] == "nvidia-megatron-bridge" and "sp" not in r["parallel"])
+    filled = case(row)
+    assert isinstance(filled, Case)
+    assert "sp = True" in filled.filled
+    refused = case(row | {"parallel": {k: v for k, v in row["parallel"].items() if k != "tp"}})
+    assert refused == "layout: tp is not given"
+
+
+def test_recompute_words(rows: list[Any]) -> None:
+    row = next(r for r in rows if r["family"] == "korthikanti-2022" and scored(r))
+    for stated, kind in (("none", "none"), ("full (every layer)", "full"), ("selective: core_attn, mlp", "selective")):
+        found = case(changed(row, "parallel", recompute=stated))
+        assert isinstance(found, Case)
+        assert found.layout.recompute == kind
+
+
+def test_years(rows: list[Any]) -> None:
+    row = rows[0]
+    assert year(changed(row, "source", published="26.04.01")) == 2026
+    assert year(changed(row, "source", published="2021-01")) == 2021
