@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from hpsearch.cluster import Cluster
-from hpsearch.cost.job import Job
+from hpsearch.cost.job import Job, optimizer_states
 from hpsearch.cost.op_time import Floats, NodeKey, local_elements
 from hpsearch.cost.saved import saved_bytes
 from hpsearch.cost.storage import Storage
@@ -17,15 +17,13 @@ from hpsearch.layout.redistribute import is_reachable, kind_between
 from hpsearch.solve import Flow, Hinge, Problem, Row
 from hpsearch.strategy import Edge, SearchSpace
 
-OPTIMIZER_ACCESSES = 7
-"""Tensors of the parameter's size that AdamW reads (parameter, gradient, two moments) or writes (the last three)."""
-
 
 def update_s(storage: Storage, cluster: Cluster, job: Job, mesh: Mesh) -> float:
-    """Seconds of the optimizer's update: the shard's parameter, gradient and moments pass through memory once."""
+    """Seconds of the optimizer's update: it reads parameter, gradient and states of a shard, and writes all but one."""
     if storage.gradient is None:
         return 0.0
-    moved = OPTIMIZER_ACCESSES * storage.static_bytes(job, mesh)["parameters"]
+    accesses = 3 + 2 * optimizer_states(job.optimizer)
+    moved = accesses * storage.static_bytes(job, mesh)["parameters"]
     return float(cluster.memory_bound_s(np.array([float(moved)]))[0])
 
 

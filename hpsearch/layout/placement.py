@@ -47,7 +47,7 @@ class Placement:
             return REPLICATE
         if text == "P":
             return PARTIAL
-        if text[:1] == "S" and text[1:].isdigit():
+        if text[:1] == "S" and text[1:].isdecimal() and text.isascii():
             return Placement("S", int(text[1:]))
         raise PlanError(f"placement {text!r}", "expected R, P or S<dim>", "Write for example S0.")
 
@@ -95,13 +95,15 @@ class Layout:
         """The layout that prints as `text`."""
         if text.strip() == "R":
             return Layout()
-        pairs = []
+        pairs: list[tuple[str, Placement]] = []
         for word in text.split():
             axis, colon, placement = word.partition(":")
             if not colon:
                 raise PlanError(
                     f"layout {text!r}", f"expected axis:placement, but got {word!r}", "Write for example tp:S0."
                 )
+            if axis in dict(pairs):
+                raise PlanError(f"layout {text!r}", f"expected each axis once, but got {axis} twice", "Keep one.")
             pairs.append((axis, Placement.parse(placement)))
         return Layout(tuple(pairs))
 

@@ -47,10 +47,16 @@ def parse_fix(given: Mapping[str, object] | None) -> Fix:
 def _stored(key: str, value: str) -> Layout:
     """The layout of a parameter's pin. A key without a dot and with no layout for a value is a misspelt degree."""
     try:
-        return Layout.parse(value)
+        layout = Layout.parse(value)
     except PlanError:
         if "." in key or "*" in key:
             raise
+    else:
+        unknown = [axis for axis, _ in layout if axis not in RANK_ORDER]
+        if unknown:
+            problem = f"expected axes out of {', '.join(RANK_ORDER)}, but got {unknown[0]!r}"
+            raise LegalityError(f"fix {key}={value}", problem, "Write for example tp:S0.")
+        return layout
     raise LegalityError(
         f"fix {key}",
         f"expected one of {', '.join(KEYS)}, or a parameter's name with its layout, but got {key!r} with {value!r}",
@@ -59,6 +65,6 @@ def _stored(key: str, value: str) -> Layout:
 
 
 def _whole(key: str, value: str) -> int:
-    if not value.isdigit() or int(value) < 1:
+    if not (value.isascii() and value.isdecimal()) or int(value) < 1:
         raise LegalityError(f"fix {key}={value}", "expected a whole number of at least 1", f"Write --fix {key}=2.")
     return int(value)

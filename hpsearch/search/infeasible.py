@@ -12,6 +12,7 @@ from hpsearch.graph import ITEM_BYTES, ModelGraph
 from hpsearch.plan import Refusal
 from hpsearch.search.fix import Fix
 from hpsearch.search.memory import RESERVE, bytes_by_category, usable_bytes
+from hpsearch.search.pins import offered
 from hpsearch.search.workspace import peak
 from hpsearch.solve import least
 
@@ -35,9 +36,8 @@ def why_infeasible(
         return InfeasibleError(subject, f"no candidate is left{pins} ({reasons})", "Loosen --fix.")
     found = min((f for f in map(_least, tightest) if f is not None), key=lambda f: f[0], default=None)
     if found is None:
-        return InfeasibleError(
-            subject, f"no layout satisfies the pins{pins.removeprefix(' with the pins')}", "Drop one."
-        )
+        problem = f"no layout satisfies the pins{pins.removeprefix(' with the pins')}"
+        return InfeasibleError(subject, problem, f"{offered(tightest[0], fix)}. Drop or change one.".lstrip(". "))
     total, filled, nearest = found
     parts = ", ".join(f"{name} {n / 1e9:.1f} GB" for name, n in sorted(filled.items(), key=lambda x: -x[1]) if n)
     limit, weights, state_bytes = usable_bytes(cluster), _weight_bytes(model), _state_bytes(nearest)

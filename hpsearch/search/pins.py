@@ -20,7 +20,7 @@ def pinned(table: CostTable, fix: Fix) -> CostTable:
     patterns = _patterns(table)
     unary = list(table.problem.unary)
     for pin, layout in fix.stored.items():
-        touched = _touched(pin, patterns)
+        touched = _touched(pin, table)
         shared = [pattern for pattern in patterns.values() if pattern != pin and matches(pattern, pin)]
         if not touched and shared:
             problem = f"expected a name for all instances of its block, which share one decision, but got {pin}"
@@ -39,7 +39,7 @@ def offered(table: CostTable, fix: Fix) -> str:
     """For each pinned layout that no parameter it names can have on this mesh, which ones there are."""
     said = []
     for pin, layout in fix.stored.items():
-        for key in _touched(pin, _patterns(table)):
+        for key in _touched(pin, table):
             layouts = list(dict.fromkeys(storage.stored for storage in table.storages[key]))
             if dict(layout) not in [dict(stored) for stored in layouts]:
                 said.append(f"{_patterns(table)[key]} can rest as {', '.join(map(str, layouts))}")
@@ -51,6 +51,12 @@ def _patterns(table: CostTable) -> dict[NodeKey, str]:
     return {(g, graphs[g].params[local]): p for (g, local), p in param_patterns(table.space.model).items()}
 
 
-def _touched(pin: str, patterns: dict[NodeKey, str]) -> list[NodeKey]:
-    """The parameters that a pin names: by name, by pattern, or as all those below a module."""
-    return [key for key, name in patterns.items() if name == pin or matches(pin, name) or name.startswith(pin + ".")]
+def _touched(pin: str, table: CostTable) -> list[NodeKey]:
+    """The parameters that a pin names: by name (each of a tied one's), by pattern, or as all those below a module."""
+    params = table.space.model.params
+    return [
+        key
+        for key, pattern in _patterns(table).items()
+        for name in (pattern, *(params[pattern].aliases if pattern in params else ()))
+        if name == pin or matches(pin, name) or name.startswith(pin + ".")
+    ]

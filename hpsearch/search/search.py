@@ -36,6 +36,10 @@ Progress = Callable[[str, int, int], None]
 """(what is being looked at, candidates done, candidates known)."""
 
 
+UNLIMITED_S = 86_400.0
+"""What a solve may take when the user set no limit: a plan must not depend on how busy the machine is."""
+
+
 @dataclass(order=True)
 class _Entry:
     """A candidate that waits for its turn."""
@@ -63,6 +67,8 @@ class _Search:
     considered: int = 0
     solved: int = 0
     pruned: int = 0
+    unseen: int = 0
+    """Candidates that the time limit left unpriced."""
     best: Found | None = None
     tightest: list[tuple[float, int, CostTable]] = field(default_factory=list)
     """The candidates whose parts need least memory (bytes, order, table), for the message when nothing fits."""
@@ -153,20 +159,21 @@ def _bounds(state: _Search, candidates: list[tuple[Branch, int]]) -> list[_Entry
         if state.progress:
             state.progress(label, order, len(candidates))
         if time.monotonic() > state.deadline_s and queue:
+            state.unseen += 1
             state.refused.append(Refusal(candidate=label, reason="not looked at: the time limit was reached"))
             continue
         state.considered += 1
         table = state.table(branch, count)
         needed = table.least_parts_bytes
         state.tightest = sorted([*state.tightest, (needed, order, table)], key=lambda t: t[:2])[:TIGHTEST]
+        bound_s = table.least_parts_s
+        if bound_s == float("inf"):
+            state.refused.append(Refusal(candidate=label, reason="no layout satisfies the pins"))
+            continue
         if needed > usable_bytes(state.cluster):
             limit = usable_bytes(state.cluster)
             reason = f"needs at least {needed / 1e9:.1f} GB a device, {limit / 1e9:.1f} GB are there"
             state.refused.append(Refusal(candidate=label, reason=reason))
-            continue
-        bound_s = table.least_parts_s
-        if bound_s == float("inf"):
-            state.refused.append(Refusal(candidate=label, reason="no layout satisfies the pins"))
             continue
         heapq.heappush(queue, _Entry(bound_s, order, table, label))
     return queue
@@ -191,6 +198,8 @@ def _best_first(state: _Search, queue: list[_Entry]) -> float:
             state.best, found = found, state.best
         if found is not None:
             state.lost.append((found.objective_s, found.label, ""))
+    if state.unseen:  # nothing is known of a candidate that was not looked at, so nothing is proven
+        return 0.0
     return min(bound_s, state.best.objective_s) if state.best else bound_s
 
 
@@ -209,7 +218,7 @@ def _solve(state: _Search, entry: _Entry) -> tuple[Found | None, float]:
     for _ in range(12):
         limited = [replace(r, limit=allowed) for r in rows.values()]
         problem = replace(entry.table.problem, rows=(*entry.table.problem.rows, *limited))
-        left_s = max(0.1, min(60.0, state.deadline_s - time.monotonic()))
+        left_s = max(0.1, min(UNLIMITED_S, state.deadline_s - time.monotonic()))
         solution = solve(problem, upper_bound=best_s, time_limit_s=left_s)
         if not tightened:
             proven_s = max(proven_s, solution.bound)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpsearch.errors import InfeasibleError, LegalityError
+from hpsearch.errors import HpsearchError, InfeasibleError, LegalityError
 from hpsearch.layout import Mesh
 from hpsearch.search import search
 from hpsearch.search.candidates import Branch, meshes, micro_batch_counts, recompute_sets
@@ -144,3 +144,36 @@ def test_pins_are_parsed_into_kinds() -> None:
     fix = parse_fix({"tp": "2", "micro_batches": 4, "recompute": "full", "lm_head.weight": "R"})
     assert (fix.degrees, fix.micro_batches, fix.recompute) == ({"tp": 2}, 4, "full")
     assert str(fix.stored["lm_head.weight"]) == "R"
+
+
+def test_a_time_limit_never_claims_what_it_did_not_look_at() -> None:
+    whole = search(toy_model(), toy_cluster(), global_batch=8).file.certificate
+    cut = search(toy_model(), toy_cluster(), global_batch=8, time_limit_s=0.0).file.certificate
+    assert cut.status == "feasible"
+    assert cut.bound_s <= whole.objective_s
+    assert any("not looked at" in refusal.reason for refusal in cut.refused)
+
+
+def test_the_update_is_priced_by_the_optimizers_states() -> None:
+    adamw = search(toy_model(), toy_cluster(devices=1), global_batch=8).file.predicted
+    sgd = search(toy_model(), toy_cluster(devices=1), global_batch=8, optimizer="sgd").file.predicted
+    moved = 2 * 2 * 16 * 32 * 4  # bytes of all parameters, at 1 MB/s: AdamW moves them 7 times, SGD 3 times
+    assert adamw.compute_s - sgd.compute_s == pytest.approx(4 * moved / 1e6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        ({"layers.*.w1": "xx:S0"}, "expected axes out of dp_replicate, dp_shard, tp, but got 'xx'"),
+        ({"layers.*.w1": "tp:S0 tp:S1"}, "expected each axis once, but got tp twice"),
+        ({"tp": "²"}, "expected a whole number"),
+    ],
+)
+def test_pins_that_cannot_be_read(pins: dict[str, object], message: str) -> None:
+    with pytest.raises(HpsearchError, match=message):
+        search(toy_model(), toy_cluster(), global_batch=8, fix=pins)
+
+
+def test_a_layout_that_no_mesh_offers_says_which_there_are() -> None:
+    with pytest.raises(InfeasibleError, match=r"layers\.\*\.w1 can rest as R"):
+        search(toy_model(), toy_cluster(devices=1), global_batch=8, fix={"layers.*.w1": "tp:S0"})
