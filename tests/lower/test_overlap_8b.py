@@ -16,7 +16,6 @@ import pytest
 from hpsearch.capture import CapturedGraph, capture_config
 from hpsearch.cluster import Cluster
 from hpsearch.cost import Job, recipe_of
-from hpsearch.cost.assembly import OPTIMIZER_ACCESSES
 from hpsearch.cost.op_time import op_seconds
 from hpsearch.graph import ITEM_BYTES, ModelGraph
 from hpsearch.layout import Layout
@@ -31,6 +30,8 @@ from tests.lower.test_program import LLAMA_8B
 DEVICES, GLOBAL_BATCH, SEQ_LEN = 64, 128, 8192
 COVERED = 0.8
 """Least share of parameter gathers and gradient reductions that must lie under compute."""
+ADAMW_ACCESSES = 7
+"""AdamW reads parameter, gradient and two moments, and writes all but the gradient."""
 AGREES = 0.03
 """Most by which the search's closed form may differ from the timeline."""
 
@@ -95,6 +96,6 @@ def updates_s(plan: Plan, cluster: Cluster) -> float:
     total = 0.0
     for entry in plan.file.parameters:
         elements = prod(Layout.parse(entry.stored).local_shape(entry.shape, plan.mesh.sizes))
-        moved = OPTIMIZER_ACCESSES * elements * ITEM_BYTES["float32"]
+        moved = ADAMW_ACCESSES * elements * ITEM_BYTES["float32"]
         total += entry.count * float(cluster.device.memory_bound_s(moved))
     return total
