@@ -36,6 +36,7 @@ def shape_of_row(model: Mapping[str, Any], seq_len: int) -> ModelShape:
         raise CaptureError(f"model {model.get('name')}", "expected its shape, but the row states none", "Fill it in.")
     experts = int(model.get("experts") or 0)
     heads, layers = int(model["heads"]), int(model["layers"])
+    sinks = "sink" in str(model.get("attention"))
     return ModelShape(
         name=str(model.get("name")),
         hidden=int(model["hidden"]),
@@ -58,6 +59,10 @@ def shape_of_row(model: Mapping[str, Any], seq_len: int) -> ModelShape:
         window=int(model.get("sliding_window") or 0),
         window_layers=int(model.get("swa_layers") or 0),
         bias=model.get("position") == "learned" and not model.get("gated_mlp"),
+        qkv_bias=sinks,
+        expert_bias=sinks,
+        sinks=sinks,
+        router_bias=sinks,
     )
 
 

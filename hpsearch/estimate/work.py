@@ -7,7 +7,7 @@ inputs, attention's q, k, v, output and log-sum-exp (or the score matrix), activ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import ModelShape
@@ -259,11 +259,13 @@ def moe(shape: ModelShape, layout: ParallelLayout) -> Work:
     each = max(routed / experts, 1.0)
     work.grouped += [(each, halves * f, width, experts), (each, width, f, experts)]
     low = 4.0 if layout.low_precision else 0.0
+    bias = 8.0 * routed * (width + halves * f) if shape.expert_bias else 0.0
     inner = Work()
-    _add_activation(inner, layout, f, routed, shape.moe_gated)
+    plain = replace(layout, fused=False) if shape.expert_bias else layout
+    _add_activation(inner, plain, f, routed, shape.moe_gated)
     arranged = (4 if layout.dedup else 8) * width * routed
-    work.routed_forward += inner.moved_forward + arranged + low * routed * (width + f)
-    work.routed_backward += inner.moved_backward + arranged + low * routed * (width + halves * f)
+    work.routed_forward += inner.moved_forward + arranged + bias + low * routed * (width + f)
+    work.routed_backward += inner.moved_backward + arranged + bias + low * routed * (width + halves * f)
     work.saved += inner.saved + 2 * h * rows + input_bytes(layout) * width * routed + 4 * rows * shape.experts
     work.saved_parts |= {part: size for part, size in inner.saved_parts.items() if part == "activation"}
     work.moved_forward += 16 * rows * shape.experts
@@ -283,7 +285,7 @@ def moe(shape: ModelShape, layout: ParallelLayout) -> Work:
     return work
 
 
-SCAN_RATE = 0.06
+SCAN_RATE = 0.035
 """Rate of the chunked scan's small fp32-accumulated products over that of fused attention."""
 
 
