@@ -9,7 +9,7 @@ from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.stages import Chunk, chunks
 from hpsearch.estimate.work import BLOCKS, Work, head
 
-CONTEXT_BYTES = 2.1e9
+CONTEXT_BYTES = 2.3e9
 """CUDA context, collective buffers, libraries."""
 RESERVE = 0.03
 """Of all tensors: what the allocator holds beyond them."""
