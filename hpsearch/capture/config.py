@@ -49,14 +49,13 @@ def model_of(contents: Mapping[str, Any]) -> nn.Module:
         raise CaptureError(
             "config", "needs transformers, which is not installed", 'pip install "hpsearch[hf]"'
         ) from error
-    names = contents.get("architectures") or []
-    if not names:
-        raise CaptureError("config", "expected `architectures` with a class name, but found none", "Add it.")
-    kind = getattr(transformers, str(names[0]), None)
+    name = settings.architecture(contents)
+    settings.check_sizes(contents)
+    kind = getattr(transformers, name, None)
     if kind is None or getattr(kind, "config_class", None) is None:
         version = transformers.__version__
         raise CaptureError(
-            f"architecture {names[0]}", f"transformers {version} has no such model class", "Use a class it knows."
+            f"architecture {name}", f"transformers {version} has no such model class", "Use a class it knows."
         )
     with torch.device("meta"):
         return settings.build(kind, contents).train()

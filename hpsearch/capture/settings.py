@@ -10,6 +10,44 @@ from torch import nn
 from hpsearch.capture.huggingface import LIMITS, NESTED
 from hpsearch.errors import CaptureError
 
+LAYERS = (
+    "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers", "depth",
+)  # fmt: skip
+EXTENTS = (
+    "n_positions", "max_position_embeddings", "max_source_positions", "max_target_positions", "image_size",
+    "patch_size", "num_channels", "num_mel_bins",
+)  # fmt: skip
+OPTIONAL = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size", "n_inner")
+"""Sizes of parts that a class may leave out, which some configs write as 0."""
+
+
+def architecture(contents: Mapping[str, Any]) -> str:
+    """The class that a config names first. Raises CaptureError where `architectures` is no list of names."""
+    names = contents.get("architectures")
+    if names is None or (isinstance(names, (list, tuple)) and not names):
+        raise CaptureError("config", "expected `architectures` with a class name, but found none", "Add it.")
+    if not isinstance(names, (list, tuple)) or not isinstance(names[0], str):
+        remedy = 'Write for example ["LlamaForCausalLM"].'
+        raise CaptureError("config", f"expected `architectures` as a list of class names, but found {names!r}", remedy)
+    return names[0]
+
+
+def check_sizes(contents: Mapping[str, Any]) -> None:
+    """Raises CaptureError for a size that is stated and not positive; a class may build a model without it."""
+    for name, least, value in _too_small(contents, ""):
+        raise CaptureError("config", f"expected {name} of at least {least}, but found {value}", "Correct it.")
+
+
+def _too_small(contents: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, int, int]]:
+    for name in (*LIMITS, *LAYERS, *EXTENTS):
+        value, least = contents.get(name), 0 if name in OPTIONAL else 1
+        if _is_size(value) and value < least:
+            yield prefix + name, least, value
+    for name in NESTED:
+        inner = contents.get(name)
+        if isinstance(inner, Mapping):
+            yield from _too_small(inner, f"{prefix}{name}.")
+
 
 def build(kind: Any, contents: Mapping[str, Any]) -> nn.Module:
     """The model of class `kind` for the contents of a config file, on the current default device.

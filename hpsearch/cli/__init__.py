@@ -1,5 +1,22 @@
-"""The command line."""
+"""The command line. Its imports take a moment, in which Ctrl-C must not show a traceback: `main` begins with them."""
 
-from hpsearch.cli.app import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+import sys
+from typing import NoReturn
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+def main() -> NoReturn:
+    """The console script: imports and runs a command, and exits with its code; silently with 130 after Ctrl-C."""
+    try:
+        from hpsearch.cli.app import run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+__all__ = ["main"]

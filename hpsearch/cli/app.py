@@ -48,8 +48,8 @@ app.command("clusters")(clusters_command)
 app.command("quickstart")(quickstart_command)
 
 
-def main() -> NoReturn:
-    """The console script: runs one command and exits with its code; an error of ours is one message on stderr."""
+def run() -> NoReturn:
+    """Runs the command of sys.argv and exits with its code; an error of ours is one message on stderr."""
     try:
         app(prog_name="hpsearch")
     except HpsearchError as error:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from hpsearch.cli.machine import load_machine
 from hpsearch.cli.screen import show
-from hpsearch.cluster import LOCAL, LOCAL_SUMMARY, Cluster, shipped
-from hpsearch.cluster.find import FILE_NAME, cost_models
+from hpsearch.cluster import LOCAL, LOCAL_SUMMARY, shipped
+from hpsearch.cluster.find import FILE_NAME, cost_models, find
 from hpsearch.cluster.read import Description, read
 from hpsearch.plan.tables import table
 from hpsearch.plan.units import size
@@ -26,11 +28,11 @@ def clusters_command(
     if name is None:
         show(listing())
         return
-    if name != LOCAL and name in shipped() and devices is None:
-        devices = _describe(name).tiers[-1].size
+    if devices is None and name == LOCAL:
+        raise typer.BadParameter("say how many ranks of this machine to measure.", param_hint="--devices")
     if devices is None:
-        raise typer.BadParameter(f"say how many devices of {name}.", param_hint="--devices")
-    show(Text(str(Cluster.load(name, devices=devices))))
+        devices = _described(find(name, 1)).tiers[-1].size
+    show(Text(str(load_machine(name, devices))))
 
 
 def listing() -> Table:
@@ -39,7 +41,7 @@ def listing() -> Table:
     for name in shipped():
         if name == LOCAL:
             continue
-        found = _describe(name)
+        found = _described(cost_models() / name / FILE_NAME)
         tiers = ", ".join(f"{tier.name} {tier.size}" for tier in found.tiers)
         kinds = [fact.kind for fact in found.facts]
         counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
@@ -49,6 +51,5 @@ def listing() -> Table:
     return made
 
 
-def _describe(name: str) -> Description:
-    path = cost_models() / name / FILE_NAME
+def _described(path: Path) -> Description:
     return read(path.read_text(encoding="utf-8"), str(path))

@@ -9,9 +9,9 @@ import typer
 from rich.text import Text
 
 from hpsearch.cli.fix import parse_fixes
+from hpsearch.cli.machine import load_machine
 from hpsearch.cli.model import load_graph
 from hpsearch.cli.screen import progress_bar, show
-from hpsearch.cluster import LOCAL, Cluster
 from hpsearch.cost.job import RECIPES
 from hpsearch.errors import PlanError
 from hpsearch.graph import ModelGraph
@@ -49,7 +49,7 @@ def plan_command(
         raise typer.BadParameter(f"expected one of {', '.join(RECIPES)}, but got {recipe!r}.", param_hint="--recipe")
     if output is not None and not output.parent.is_dir():
         raise PlanError(str(output), f"cannot be written: there is no folder {output.parent}", "Create it first.")
-    machine = _load_cluster(cluster, devices)
+    machine = load_machine(cluster, devices)
     with progress_bar(f"capturing {model}"):
         graph = load_graph(model, seq_len, recipe)
     if graph.assumed:
@@ -71,7 +71,8 @@ def plan_command(
             time_limit_s=time_limit,
             progress=watch,
         )
-    _deliver(_named(found, model), output)
+    # A path by its last part, so that the bytes do not depend on the folder.
+    _deliver(found.with_source(Path(model).name), output)
 
 
 RANDOM = ("aten.native_dropout", "aten.bernoulli", "aten.rand")
@@ -80,12 +81,6 @@ RANDOM = ("aten.native_dropout", "aten.bernoulli", "aten.rand")
 
 def _draws(graph: ModelGraph) -> bool:
     return any(op.target.startswith(RANDOM) for piece, _ in graph.pieces() for op in piece.ops)
-
-
-def _named(found: Plan, model: str) -> Plan:
-    """The plan with what `--model` was; a path by its last part, so that the bytes do not depend on the folder."""
-    entry = found.file.model.model_copy(update={"source": Path(model).name})
-    return Plan(found.file.model_copy(update={"model": entry}))
 
 
 def _deliver(found: Plan, output: Path | None) -> None:
@@ -97,12 +92,3 @@ def _deliver(found: Plan, output: Path | None) -> None:
     if output is not None:
         found.save(output)
         show(Text(f"Written to {output}."))
-
-
-def _load_cluster(name: str, devices: int) -> Cluster:
-    """A shipped or described cluster without torch; `local` is measured when it has not been yet."""
-    if name != LOCAL:
-        return Cluster.load(name, devices=devices)
-    from hpsearch.measure import load_cluster
-
-    return load_cluster(name, devices=devices)

@@ -22,7 +22,7 @@ def show(*parts: RenderableType, stderr: bool = False) -> None:
 
 def complain(error: Exception) -> None:
     """One error, in full and unstyled, on stderr."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"hpsearch: {error}", markup=False)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"hpsearch: {error}", markup=False, emoji=False)
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def progress_bar(title: str) -> Iterator[Progress]:
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -12,14 +12,18 @@ from hpsearch.errors import PlanError
 from hpsearch.graph import ModelGraph, Op, OpGraph
 from hpsearch.layout import Layout
 from hpsearch.plan.decisions import GraphDecisions, decisions_of
+from hpsearch.plan.fingerprint import parameter_differences, step_differences
 from hpsearch.plan.schema import PlanFile
 
 Fault = tuple[str, str]
+AS_THE_MODEL = "Write it as the model has it, or search again with `hpsearch plan`."
 AS_THE_OPERATION = "Edit both, or search again with `hpsearch plan` and --fix."
 
 
 def check_consistency(file: PlanFile, model: ModelGraph, subject: str) -> None:
     """Raises PlanError with the first placement that the model cannot take or that another field contradicts."""
+    for problem, remedy in _named_alike(file, model):
+        raise PlanError(subject, problem, remedy)
     decisions = decisions_of(file, model)
     for faults in (
         _rules(file, model),
@@ -28,6 +32,16 @@ def check_consistency(file: PlanFile, model: ModelGraph, subject: str) -> None:
     ):
         for problem, remedy in faults:
             raise PlanError(subject, problem, remedy)
+
+
+def _named_alike(file: PlanFile, model: ModelGraph) -> Iterator[Fault]:
+    """The fingerprint is of the model alone; what an edit did to names and shapes shows only here."""
+    for found in (*parameter_differences(file, model), *step_differences(file, model)):
+        yield found, AS_THE_MODEL
+    then, now = [(i.name, i.dtype) for i in file.inputs], [(i.name, i.dtype) for i in model.inputs]
+    if then != now:
+        words = [", ".join(f"{name} {dtype}" for name, dtype in side) or "none" for side in (now, then)]
+        yield f"inputs: expected {words[0]}, but found {words[1]}", AS_THE_MODEL
 
 
 def _rules(file: PlanFile, model: ModelGraph) -> Iterator[Fault]:

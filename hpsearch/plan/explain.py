@@ -29,7 +29,7 @@ def explain(plan: Plan) -> Group:
     """The whole plan: what runs where, what it costs, how good it is."""
     parts: list[RenderableType] = [Text(headline(plan)), Text(in_words(plan)), mesh_table(plan)]
     if plan.is_edited:
-        parts.append(Text("Edited by hand after the search: the predictions below are of the original."))
+        parts.append(Text("Edited by hand: predictions and certificate are of the original."))
     parts += [time_table(plan), memory_table(plan), parameter_table(plan)]
     if plan.file.collectives:
         parts.append(collective_table(plan.file.collectives))
@@ -197,6 +197,8 @@ def parameter_in_words(plan: Plan, entry: ParamEntry, fqn: str) -> str:
     stored, used = Layout.parse(entry.stored), Layout.parse(entry.used)
     kept, at_work = stored.local_shape(entry.shape, sizes), used.local_shape(entry.shape, sizes)
     many = f" (one of {entry.count} called {entry.pattern})" if entry.count > 1 and fqn != entry.pattern else ""
+    if entry.aliases:
+        many += f" (the same tensor as {', '.join(name for name in (entry.pattern, *entry.aliases) if name != fqn)})"
     words = [
         f"{fqn}{many}: {list(entry.shape)}, {prod(entry.shape):,} elements, "
         f"{'trainable' if entry.trainable else 'frozen'}, in {entry.graph}.",

@@ -71,12 +71,13 @@ def model_differences(file: PlanFile, graph: ModelGraph) -> Iterator[str]:
         yield f"the plan is for {file.model.name}, this is {graph.name}"
     if file.job.recipe != graph.recipe:
         yield f"the plan is for recipe {file.job.recipe}, this was captured for {graph.recipe}"
-    yield from _parameter_differences(file, graph)
+    yield from parameter_differences(file, graph)
     yield from _input_differences(file, graph)
-    yield from _step_differences(file, graph)
+    yield from step_differences(file, graph)
 
 
-def _parameter_differences(file: PlanFile, graph: ModelGraph) -> Iterator[str]:
+def parameter_differences(file: PlanFile, graph: ModelGraph) -> Iterator[str]:
+    """Parameters that only one of the two has, or has otherwise: shape, number, trainable, name."""
     pieces = {piece.name: (piece, count) for piece, count in graph.pieces()}
     patterns = param_patterns(graph)
     planned = {(p.graph, p.local) for p in file.parameters}
@@ -115,7 +116,8 @@ def _tensor(found: tuple[list[int], str] | None) -> str:
     return "absent" if found is None else f"{found[0]} {found[1]}"
 
 
-def _step_differences(file: PlanFile, graph: ModelGraph) -> Iterator[str]:
+def step_differences(file: PlanFile, graph: ModelGraph) -> Iterator[str]:
+    """Steps that the plan places and the model does not have."""
     pieces = {piece.name: piece for piece, _ in graph.pieces()}
     for name, placed in file.placements.items():
         if name not in pieces:

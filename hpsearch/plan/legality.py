@@ -13,12 +13,15 @@ from hpsearch.errors import LegalityError, PlanError
 from hpsearch.graph import ITEM_BYTES
 from hpsearch.layout import Layout, Mesh, Placement
 from hpsearch.layout.mesh import SPLIT_ORDER
+from hpsearch.plan.numbers import prediction, proof
 from hpsearch.plan.schema import ParamEntry, PlanFile
 
 RECOMPUTE = ("none", "full")
 RESIDENCY = ("stored", "step", "micro_batch")
 REDUCE = ("step", "micro_batch")
 PHASES = ("gather", "forward", "backward", "reduce", "step")
+MOST_TENSORS = 10**9
+"""No model has so many tensors of one name; more is a slip of the pen."""
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 Fault = tuple[str, str]
@@ -27,7 +30,7 @@ Fault = tuple[str, str]
 
 def check_legality(file: PlanFile, subject: str) -> None:
     """Raises PlanError with the first field that contradicts another, or names something that does not exist."""
-    for faults in (_mesh, _job, _inputs, _parameters, _placements, _collectives, _numbers):
+    for faults in (_mesh, _job, _inputs, _parameters, _placements, _collectives, prediction, proof):
         for problem, remedy in faults(file):
             raise PlanError(subject, problem, remedy)
 
@@ -87,7 +90,13 @@ def _inputs(file: PlanFile) -> Iterator[Fault]:
             yield f"{where} stands twice", "Delete one of the two."
         if entry.dtype not in ITEM_BYTES:
             yield f"{where}: unknown dtype {entry.dtype!r}", f"Known: {', '.join(ITEM_BYTES)}."
+        yield from _shape(where, entry.shape)
         yield from _layout(file, f"{where}, layout", entry.layout, entry.shape, partial=False)
+
+
+def _shape(where: str, shape: tuple[int, ...]) -> Iterator[Fault]:
+    if any(size < 1 for size in shape):
+        yield f"{where}: expected sizes of at least 1, but its shape is {list(shape)}", "Write the model's own."
 
 
 def _parameters(file: PlanFile) -> Iterator[Fault]:
@@ -99,8 +108,9 @@ def _parameters(file: PlanFile) -> Iterator[Fault]:
             yield f"{where} stands twice", "Delete one of the two."
         if places.count((entry.graph, entry.local)) > 1:
             yield f"{where}: {entry.local} of {entry.graph} stands twice", "Delete one of the two."
-        if entry.count < 1:
-            yield f"{where}: count is {entry.count}, expected at least 1", "Correct it."
+        if not 1 <= entry.count <= MOST_TENSORS:
+            yield f"{where}: count is {entry.count}, expected 1 to {MOST_TENSORS}", "Correct it."
+        yield from _shape(where, entry.shape)
         for field, value, legal in (("residency", entry.residency, RESIDENCY), ("reduce", entry.reduce, REDUCE)):
             if value not in legal:
                 yield f"{where}, {field}: unknown {value!r}", f"Expected {', '.join(legal)}."
@@ -127,8 +137,6 @@ def _layout(file: PlanFile, where: str, text: str, shape: tuple[int, ...], parti
     for axis, placement in layout:
         if axis not in order:
             yield f"{where}: {text!r} names axis {axis!r}", f"The mesh has {', '.join(order) or 'no axis'}."
-        if axes.count(axis) > 1:
-            yield f"{where}: {text!r} places axis {axis} twice", "Give each axis one placement."
         if placement.is_partial and not partial:
             yield (
                 f"{where}: {text!r} is partial over {axis}",
@@ -181,26 +189,3 @@ def _collectives(file: PlanFile) -> Iterator[Fault]:
         if min(entry.nbytes, entry.calls, entry.seconds) < 0:
             problem = f"{where}: {entry.nbytes} bytes, {entry.calls} calls, {entry.seconds} s"
             yield problem, "None of them can be negative."
-
-
-def _numbers(file: PlanFile) -> Iterator[Fault]:
-    predicted, certificate, cluster = file.predicted, file.certificate, file.cluster
-    if not predicted.priced:
-        yield "predicted.priced is empty", "Write the plan with hpsearch; the field tells an edit by hand."
-    positive = {"cluster.memory_bytes": cluster.memory_bytes, "cluster.devices": cluster.devices}
-    for name, value in positive.items():
-        if value < 1:
-            yield f"{name}: expected a positive number, but found {value}", "Correct it."
-    seconds = {
-        "predicted.step_s": predicted.step_s,
-        "predicted.compute_s": predicted.compute_s,
-        "predicted.communication_s": predicted.communication_s,
-        "predicted.exposed_s": predicted.exposed_s,
-        "predicted.peak_bytes": predicted.peak_bytes,
-        "certificate.objective_s": certificate.objective_s,
-        "certificate.bound_s": certificate.bound_s,
-        "certificate.gap": certificate.gap,
-    } | {f"predicted.bytes.{name}": value for name, value in predicted.bytes.items()}
-    for name, number in seconds.items():
-        if number < 0:
-            yield f"{name}: expected no negative number, but found {number}", "Correct it."

@@ -19,14 +19,10 @@ from hpsearch.plan.legality import check_legality
 from hpsearch.plan.patterns import matches
 from hpsearch.plan.reading import read_plan
 from hpsearch.plan.schema import ClusterEntry, ParamEntry, PlanFile
-from hpsearch.plan.writing import render, write_plan
+from hpsearch.plan.writing import write_plan
 
 if TYPE_CHECKING:
     from hpsearch.cluster import Cluster
-
-DECISIONS = {"mesh", "inputs", "parameters", "placements"}
-"""Fields of the file that decide what runs; together with these of `job`:"""
-JOB_DECISIONS = {"global_batch", "micro_batches", "recipe", "optimizer", "recompute"}
 
 
 @dataclass(frozen=True)
@@ -34,15 +30,14 @@ class Plan:
     """How to train one model on one cluster: frozen, compares and hashes by content, prints as its explanation.
 
     Made by the search or by `Plan.load`. A plan may be edited by hand in its file, as long as it stays consistent; its
-    predicted numbers are then those of the original, and `is_edited` says so.
+    predicted numbers and certificate are then those of the original, and `is_edited` says so.
     """
 
     file: PlanFile
 
     def __post_init__(self) -> None:
         if not self.file.predicted.priced:
-            predicted = self.file.predicted.model_copy(update={"priced": decisions_digest(self.file)})
-            object.__setattr__(self, "file", self.file.model_copy(update={"predicted": predicted}))
+            object.__setattr__(self, "file", _sealed(self.file, file_digest(self.file)))
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -68,15 +63,20 @@ class Plan:
 
     @cached_property
     def is_edited(self) -> bool:
-        """Whether the decisions differ from those that the predicted numbers are of."""
-        return self.file.predicted.priced != decisions_digest(self.file)
+        """Whether anything in the file differs from what the search wrote."""
+        return self.file.predicted.priced != file_digest(self.file)
+
+    def with_source(self, source: str) -> Plan:
+        """The same plan, saying that `source` is what the model was given as; not an edit, unless it was one before."""
+        file = self.file.model_copy(update={"model": self.file.model.model_copy(update={"source": source})})
+        return Plan(file if self.is_edited else _sealed(file, ""))
 
     def parameter(self, fqn: str) -> ParamEntry:
         """The entry that decides about the parameter `fqn` (a name, or a pattern as in the file).
 
         Raises PlanError with the nearest names when no parameter is called so.
         """
-        found = [p for p in self.file.parameters if p.pattern == fqn or matches(p.pattern, fqn)]
+        found = [p for p in self.file.parameters if any(fqn == n or matches(n, fqn) for n in (p.pattern, *p.aliases))]
         if found:
             return found[0]
         last = fqn.rpartition(".")[2]
@@ -126,7 +126,7 @@ class Plan:
 
     def __str__(self) -> str:
         job, predicted = self.file.job, self.file.predicted
-        edited = " (edited by hand: the prediction is of the original)" if self.is_edited else ""
+        edited = " (edited by hand: the prediction and certificate are of the original)" if self.is_edited else ""
         return (
             f"{self.file.model.name} on {self.file.cluster.devices} devices of {self.file.cluster.name}: {self.mesh}, "
             f"{job.micro_batches} micro-batches of {self.micro_batch_rows} rows, "
@@ -134,11 +134,13 @@ class Plan:
         )
 
 
-def decisions_digest(file: PlanFile) -> str:
-    """sha256 over what decides the program; information (names, certificate, prediction) left out."""
-    tree = file.model_dump(mode="json", include=DECISIONS)
-    tree["job"] = file.job.model_dump(mode="json", include=JOB_DECISIONS)
-    return hashlib.sha256(render(tree).encode()).hexdigest()
+def file_digest(file: PlanFile) -> str:
+    """sha256 over the canonical bytes of the file with an empty seal (`predicted.priced`)."""
+    return hashlib.sha256(write_plan(_sealed(file, ""))).hexdigest()
+
+
+def _sealed(file: PlanFile, seal: str) -> PlanFile:
+    return file.model_copy(update={"predicted": file.predicted.model_copy(update={"priced": seal})})
 
 
 def check_cluster(file: PlanFile, cluster: Cluster, subject: str) -> None:

@@ -82,6 +82,8 @@ class ParamEntry(_Frozen):
     """Layout in which backward leaves the gradient (P = to be summed over that axis)."""
     reduce: str
     """`step`: accumulate locally, reduce once a step. `micro_batch`: reduce after each backward."""
+    aliases: tuple[str, ...] = ()
+    """Further names of the same tensors (tied weights): `lm_head.weight` for `model.embed_tokens.weight`."""
 
 
 class CollectiveEntry(_Frozen):
@@ -110,8 +112,8 @@ class PredictedEntry(_Frozen):
     """Peak bytes a device by category: parameters, gradients, optimizer, gathered, activations, workspace, reserve."""
     peak_bytes: int
     priced: str = ""
-    """Digest of the decisions that these numbers were predicted for, filled in by `Plan`. An edit by hand changes the
-    decisions and not this field, and so shows."""
+    """Digest of the whole file but this field, filled in by `Plan`. Any edit by hand changes the file and not this
+    field, and so shows: these numbers and the certificate are then of the original."""
 
 
 class Refusal(_Frozen):

@@ -117,11 +117,18 @@ def _parameters(model: ModelGraph, found: Found) -> tuple[ParamEntry, ...]:
         key = (graph_name, graph.params[local])
         storage = found.table.storages[key][found.state(key)]
         count = 1 if graph is model.outer else len(model.fqns(graph_name, local))
-        entries.append(_parameter(graph, local, pattern, count, storage, found))
+        entries.append(_parameter(graph, local, pattern, count, storage, found, _aliases(model, graph, local)))
     return tuple(entries)
 
 
-def _parameter(graph: OpGraph, local: str, pattern: str, count: int, storage: Storage, found: Found) -> ParamEntry:
+def _aliases(model: ModelGraph, graph: OpGraph, local: str) -> tuple[str, ...]:
+    fqns = (local,) if graph is model.outer else model.fqns(graph.name, local)
+    return tuple(dict.fromkeys(name for fqn in fqns if fqn in model.params for name in model.params[fqn].aliases))
+
+
+def _parameter(
+    graph: OpGraph, local: str, pattern: str, count: int, storage: Storage, found: Found, aliases: tuple[str, ...]
+) -> ParamEntry:
     grad = graph.param_grads.get(local)
     gradient = str(_made(found, graph, grad)) if grad is not None else "R"
     return ParamEntry(
@@ -136,6 +143,7 @@ def _parameter(graph: OpGraph, local: str, pattern: str, count: int, storage: St
         residency=storage.residency,
         gradient=gradient,
         reduce="micro_batch" if storage.residency == "micro_batch" else "step",
+        aliases=aliases,
     )
 
 

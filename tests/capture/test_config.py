@@ -74,6 +74,10 @@ def test_what_is_not_known_is_refused_in_one_line(tmp_path: Path) -> None:
         ),
         (GPT2 | {"architectures": []}, 16, "architectures"),
         (GPT2 | {"architectures": ["GPT2Model"]}, 16, "takes no labels"),
+        (GPT2 | {"architectures": 5}, 16, "config: expected `architectures` as a list of class names, but found 5"),
+        (GPT2 | {"architectures": [5]}, 16, r"as a list of class names, but found \[5\]\. Write for example"),
+        (GPT2 | {"architectures": {}}, 16, r"as a list of class names, but found \{\}"),
+        (GPT2 | {"architectures": "GPT2LMHeadModel"}, 16, "as a list of class names, but found 'GPT2LMHeadModel'"),
         (GPT2, 2048, "sequence length 2048: expected at most n_positions = 1024"),
         (broken, 16, "expected JSON"),
         (tmp_path / "none.json", 16, "cannot be read"),
@@ -82,3 +86,28 @@ def test_what_is_not_known_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(CaptureError, match=problem) as caught:
             capture_config(config, seq_len=seq_len)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "value"),
+    [
+        (GPT2, "n_layer", -1), (GPT2, "n_layer", 0), (GPT2, "n_embd", 0), (GPT2, "n_head", -12),
+        (GPT2, "vocab_size", 0), (GPT2, "n_positions", 0), (LLAMA_405B, "num_hidden_layers", 0),
+        (LLAMA_405B, "num_hidden_layers", -1), (LLAMA_405B, "hidden_size", -16384),
+        (LLAMA_405B, "num_attention_heads", 0), (LLAMA_405B, "num_key_value_heads", 0), (T5_11B, "num_layers", 0),
+        (T5_11B, "d_kv", -1), (QWEN3_30B, "num_experts", -1),
+    ],
+)  # fmt: skip
+def test_a_size_below_one_is_refused_by_name(config: dict[str, Any], name: str, value: int) -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture_config(config | {name: value}, seq_len=16)
+    assert (
+        str(caught.value)
+        == f"config: expected {name} of at least {0 if name == 'num_experts' else 1}, but found {value}. Correct it."
+    )
+
+
+def test_a_size_below_one_in_a_nested_config_is_refused_by_name() -> None:
+    config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"num_hidden_layers": 0}}
+    with pytest.raises(CaptureError, match=r"expected text_config\.num_hidden_layers of at least 1, but found 0"):
+        capture_config(config, seq_len=16)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from hpsearch.cluster import Cluster
+from hpsearch.cluster.find import cost_models
 from hpsearch.plan import Plan
 from tests.cli.conftest import Command
 from tests.plan.sample import plan_file
@@ -81,6 +84,8 @@ ERRORS = [
         "m.json: expected a Hugging Face config.json or module:callable, but there is no such file",
     ),
     (["clusters", "h200", "--devices", 8], "cluster 'h200': expected a path or one of "),
+    (["clusters", "nope"], "cluster 'nope': expected a path or one of "),
+    (["clusters", "no/such.toml"], "cluster no/such.toml: expected a file or a folder with cluster.toml, but found"),
 ]
 
 
@@ -109,6 +114,54 @@ def test_clusters_lists_what_ships_and_shows_one(hpsearch: Command) -> None:
     shown = hpsearch("clusters", "h100-sxm-roce400", "--devices", 64)
     assert shown.code == 0, shown.stderr
     assert "h100-sxm-roce400: 64 devices" in shown.stdout
+
+
+def test_an_unknown_cluster_is_answered_with_the_nearest_name(hpsearch: Command) -> None:
+    found = hpsearch("clusters", "h100-sxm-roce40")
+    assert (found.code, found.stdout) == (1, "")
+    assert found.stderr.endswith("but found neither. Did you mean 'h100-sxm-roce400'?\n")
+
+
+def test_a_described_cluster_is_shown_with_all_its_devices(hpsearch: Command) -> None:
+    by_name = hpsearch("clusters", "h100-sxm-roce400")
+    by_path = hpsearch("clusters", cost_models() / "h100-sxm-roce400" / "cluster.toml")
+    assert by_path.code == 0, by_path.stderr
+    assert by_path.stdout == by_name.stdout
+
+
+def test_clusters_measures_this_machine(hpsearch: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measured(name: str, devices: int) -> Cluster:
+        asked.append((name, devices))
+        return Cluster.load("h100-sxm-roce400", devices=2)
+
+    monkeypatch.setattr("hpsearch.measure.load_cluster", measured)
+    found = hpsearch("clusters", "local", "--devices", 3)
+    assert found.code == 0, found.stderr
+    assert asked == [("local", 3)]
+    assert "h100-sxm-roce400: 2 devices" in found.stdout
+    said = hpsearch("clusters", "local")
+    assert said.code == 2
+    assert "say how many ranks of this machine to measure." in " ".join(said.stderr.replace("│", " ").split())
+
+
+def test_ctrl_c_while_importing_ends_silently_with_130(tmp_path: Path) -> None:
+    """A module of the command line is interrupted in the middle of its import, under both doors."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'hpsearch.cli.plan':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
+    for door in (["-m", "hpsearch"], ["-c", "from hpsearch.cli import main; main()"]):
+        found = subprocess.run(
+            [sys.executable, *door, "clusters"], capture_output=True, text=True, timeout=120, env=environment
+        )
+        assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
 
 
 def test_it_is_a_program(tmp_path: Path) -> None:

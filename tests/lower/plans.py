@@ -169,7 +169,7 @@ def _file(model, mesh, rows, texts, layouts, stored, residency, reduce, micro_ba
         parameters=tuple(params),
         placements=texts,
         collectives=(),
-        predicted=PredictedEntry(step_s=1, compute_s=1, communication_s=0, exposed_s=0, bytes={}, peak_bytes=1),
+        predicted=PredictedEntry(step_s=1, compute_s=1, communication_s=0, exposed_s=0, bytes={}, peak_bytes=0),
         certificate=CertificateEntry(
             status="optimal", objective_s=1, bound_s=1, gap=0, space="", considered=1, solved=1, pruned=0, refused=()
         ),

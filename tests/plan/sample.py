@@ -177,7 +177,7 @@ def plan_file() -> PlanFile:
         predicted=PredictedEntry(
             step_s=0.0031,
             compute_s=0.002,
-            communication_s=0.0014,
+            communication_s=0.00144,
             exposed_s=0.0011,
             bytes={"parameters": 1536, "gradients": 1536, "optimizer": 3072, "activations": 4096},
             peak_bytes=10240,

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from hpsearch.errors import PlanError
-from hpsearch.plan import Plan
+from hpsearch.plan import Plan, Refusal
 from hpsearch.plan.diff import diff
 from hpsearch.plan.explain import explain, explain_parameter, in_words
 from hpsearch.plan.names import data_parallel_name, tensor_parallel_name
@@ -60,7 +60,30 @@ def test_the_explanation_holds_every_fact(plan: Plan) -> None:
     ):
         assert fact in said
     assert "Edited by hand" not in said
-    assert "the predictions below are of the original" in text(explain(edited(plan, micro_batches=4)))
+    said = "Edited by hand: predictions and certificate are of the original."
+    assert said in text(explain(edited(plan, micro_batches=4)))
+
+
+def test_names_with_brackets_are_said_as_they_stand(plan: Plan) -> None:
+    odd = "[/red]:warning:[bold]"
+    table = plan.file.parameters[0].model_copy(update={"pattern": odd, "local": odd})
+    predicted = plan.file.predicted.model_copy(update={"bytes": {odd: 10240}})
+    proof = plan.file.certificate.model_copy(update={"refused": (Refusal(candidate=odd, reason=odd),)})
+    changes = {"parameters": (table, *plan.file.parameters[1:]), "predicted": predicted, "certificate": proof}
+    made = dataclasses.replace(plan, file=plan.file.model_copy(update=changes))
+    assert text(explain(made)).count(odd) == 4
+    assert text(explain_parameter(made, odd)).startswith(f"{odd}: [32, 16]")
+    assert odd in text(diff(plan, made))
+
+
+def test_a_tied_name_finds_its_parameter(plan: Plan) -> None:
+    tied = plan.file.parameters[0].model_copy(update={"aliases": ("lm_head.weight",)})
+    made = Plan(plan.file.model_copy(update={"parameters": (tied, *plan.file.parameters[1:])}))
+    assert made.parameter("lm_head.weight") == tied == made.parameter("embed.weight")
+    said = text(explain_parameter(made, "lm_head.weight"))
+    assert said.startswith("lm_head.weight (the same tensor as embed.weight): [32, 16], 512 elements")
+    said = text(explain_parameter(made, "embed.weight"))
+    assert said.startswith("embed.weight (the same tensor as lm_head.weight): [32, 16]")
 
 
 def test_why_says_where_a_parameter_lives(plan: Plan) -> None:

@@ -39,8 +39,13 @@ def test_bytes_do_not_depend_on_the_order_of_keys(plan: Plan) -> None:
 
 
 def test_floats_survive_to_the_last_bit(plan: Plan) -> None:
+    floats = {"step_s": 0.1 + 0.2, "compute_s": 5e-324, "exposed_s": 0.1 + 0.2}
+    proof = {"objective_s": 0.1 + 0.2, "bound_s": 0.1 + 0.2}
     file = plan.file.model_copy(
-        update={"predicted": plan.file.predicted.model_copy(update={"step_s": 0.1 + 0.2, "compute_s": 5e-324})}
+        update={
+            "predicted": plan.file.predicted.model_copy(update=floats),
+            "certificate": plan.file.certificate.model_copy(update=proof),
+        }
     )
     loaded = Plan.from_bytes(Plan(file).content)
     assert loaded.file.predicted.step_s == 0.1 + 0.2
@@ -75,6 +80,7 @@ def again(field: str) -> Callable[[Tree], None]:
 
 
 FIX = "Correct it there, or write the plan again with `hpsearch plan`."
+ORIGINAL = "These numbers are the search's own; restore them, or search again with `hpsearch plan`."
 AGAIN = "Write it again with `hpsearch plan`."
 EDITS: list[tuple[str, Callable[[Tree], None], str]] = [
     ("older", put("schema_version", value="hpsearch.plan/0"), f"expected schema hpsearch.plan/1, but found the older hpsearch.plan/0. {AGAIN}"),
@@ -102,14 +108,17 @@ EDITS: list[tuple[str, Callable[[Tree], None], str]] = [
     ("input twice", again("inputs"), "input input_ids stands twice. Delete one of the two."),
     ("parameter twice", again("parameters"), "parameter embed.weight stands twice. Delete one of the two."),
     ("place twice", put("parameters", 1, "graph", value="outer"), None),
-    ("count", put("parameters", 0, "count", value=0), "parameter embed.weight: count is 0, expected at least 1. Correct it."),
+    ("count", put("parameters", 0, "count", value=0), "parameter embed.weight: count is 0, expected 1 to 1000000000. Correct it."),
+    ("too many", put("parameters", 0, "count", value=10**9 + 1), "parameter embed.weight: count is 1000000001, expected 1 to 1000000000. Correct it."),
+    ("empty", put("parameters", 0, "shape", value=[0, 1]), "parameter embed.weight: expected sizes of at least 1, but its shape is [0, 1]. Write the model's own."),
+    ("empty input", put("inputs", 0, "shape", value=[4, -8]), "input input_ids: expected sizes of at least 1, but its shape is [4, -8]. Write the model's own."),
     ("residency", put("parameters", 0, "residency", value="always"), "parameter embed.weight, residency: unknown 'always'. Expected stored, step, micro_batch."),
     ("not gathered", put("parameters", 0, "residency", value="stored"), "parameter embed.weight: residency is stored, but it is stored as dp_shard:S0 and used as R. Set residency to step or micro_batch, or make the two layouts equal."),
     ("reduce", put("parameters", 0, "reduce", value="never"), "parameter embed.weight, reduce: unknown 'never'. Expected step, micro_batch."),
     ("placement", put("parameters", 0, "stored", value="dp_shard:X0"), "parameter embed.weight, stored: placement 'X0': expected R, P or S<dim>. Write for example S0."),
     ("no axis", put("parameters", 0, "stored", value="S0"), "parameter embed.weight, stored: layout 'S0': expected axis:placement, but got 'S0'. Write for example tp:S0."),
     ("other axis", put("parameters", 0, "stored", value="dp_replicate:S0"), "parameter embed.weight, stored: 'dp_replicate:S0' names axis 'dp_replicate'. The mesh has tp, dp_shard."),
-    ("axis placed twice", put("parameters", 0, "stored", value="tp:S0 tp:S1"), "parameter embed.weight, stored: 'tp:S0 tp:S1' places axis tp twice. Give each axis one placement."),
+    ("axis placed twice", put("parameters", 0, "stored", value="tp:S0 tp:S1"), "parameter embed.weight, stored: layout 'tp:S0 tp:S1': expected each axis once, but got tp twice. Keep one."),
     ("dim", put("parameters", 0, "stored", value="dp_shard:S2"), "parameter embed.weight, stored: 'dp_shard:S2' cuts dim 2, but shape [32, 16] has dims 0 to 1. Name one of them."),
     ("partial", put("parameters", 0, "used", value="tp:P"), "parameter embed.weight, used: 'tp:P' is partial over tp. Only a gradient may wait for its sum; write R or S<dim>."),
     ("layout order", put("parameters", 0, "stored", value="dp_shard:S0 tp:S0"), "parameter embed.weight, stored: expected 'tp:S0 dp_shard:S0', but found 'dp_shard:S0 tp:S0'. Axes stand in mesh order, one space apart, without R."),
@@ -120,6 +129,17 @@ EDITS: list[tuple[str, Callable[[Tree], None], str]] = [
     ("phase", put("collectives", 0, "phase", value="later"), "collectives[0] (all_gather of embed.weight): unknown phase 'later'. Phases are gather, forward, backward, reduce, step."),
     ("negative", put("predicted", "bytes", "gradients", value=-1), "predicted.bytes.gradients: expected no negative number, but found -1. Correct it."),
     ("memory", put("cluster", "memory_bytes", value=0), "cluster.memory_bytes: expected a positive number, but found 0. Correct it."),
+    ("negative time", put("predicted", "exposed_s", value=-0.5), "predicted.exposed_s: expected no negative number, but found -0.5. Correct it."),
+    ("negative calls", put("collectives", 0, "calls", value=-1), "collectives[0] (all_gather of embed.weight): 2048 bytes, -1 calls, 0.0001 s. None of them can be negative."),
+    ("step", put("predicted", "step_s", value=0.001), f"predicted.step_s: expected compute_s + exposed_s = 0.0031, but found 0.001. {ORIGINAL}"),
+    ("communication", put("predicted", "communication_s", value=0.001), f"predicted.communication_s: expected calls x seconds of collectives = 0.00144, but found 0.001. {ORIGINAL}"),
+    ("peak", put("predicted", "peak_bytes", value=1), f"predicted.peak_bytes: expected the sum of predicted.bytes = 10240, but found 1. {ORIGINAL}"),
+    ("status", put("certificate", "status", value="perfect"), f"certificate.status: expected optimal or feasible, but found 'perfect'. {ORIGINAL}"),
+    ("objective", put("certificate", "objective_s", value=0.0001), f"certificate.objective_s: expected predicted.step_s = 0.0031, but found 0.0001. {ORIGINAL}"),
+    ("bound", put("certificate", "bound_s", value=0.01), f"certificate.bound_s: expected at most objective_s = 0.0031, but found 0.01. A lower bound above the objective bounds nothing. {ORIGINAL}"),
+    ("gap", put("certificate", "bound_s", value=0.00155), f"certificate.gap: expected (objective_s - bound_s) / objective_s = 0.5, but found 0. {ORIGINAL}"),
+    ("no optimum", lambda t: t["certificate"].update(bound_s=0.00155, gap=0.5), f"certificate.status: optimal, but the gap is 0.5. {ORIGINAL}"),
+    ("fewer than none", put("certificate", "solved", value=-2), "certificate.solved: expected no negative number, but found -2. Correct it."),
     ("seal", put("predicted", "priced", value=""), "predicted.priced is empty. Write the plan with hpsearch; the field tells an edit by hand."),
 ]  # fmt: skip
 
@@ -178,11 +198,43 @@ def test_a_consistent_edit_is_accepted_and_shows(plan: Plan) -> None:
     assert Plan.from_bytes(edited.content).is_edited
 
 
-def test_what_is_not_a_decision_may_change_without_being_an_edit(plan: Plan) -> None:
+FORGED: list[Callable[[Tree], None]] = [
+    put("certificate", "refused", value=[]),
+    put("certificate", "considered", value=1000),
+    put("certificate", "space", value="everything"),
+    put("versions", value={}),
+    put("cluster", "name", value="other"),
+    put("collectives", 0, "nbytes", value=1),
+    lambda t: (t["certificate"].update(objective_s=0.002, bound_s=0.002), t["predicted"].update(step_s=0.002, exposed_s=0.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", FORGED)
+def test_a_forged_number_that_contradicts_nothing_shows_as_an_edit(plan: Plan, edit: Any) -> None:
     tree = json.loads(plan.content)
-    tree["versions"] = {}
-    tree["certificate"]["refused"] = []
     assert not Plan.from_bytes(json.dumps(tree).encode()).is_edited
+    edit(tree)
+    assert Plan.from_bytes(json.dumps(tree).encode()).is_edited
+
+
+def test_a_solution_with_a_gap_is_no_contradiction() -> None:
+    file = plan_file()
+    proof = file.certificate.model_copy(update={"status": "feasible", "bound_s": 0.00155, "gap": 0.5})
+    assert not Plan.from_bytes(Plan(file.model_copy(update={"certificate": proof})).content).is_edited
+
+
+def test_saying_where_the_model_came_from_is_no_edit_and_hides_none(plan: Plan) -> None:
+    assert not plan.with_source("other.json").is_edited
+    tree = json.loads(plan.content)
+    tree["certificate"]["considered"] = 1000
+    assert Plan.from_bytes(json.dumps(tree).encode()).with_source("other.json").is_edited
+
+
+def test_a_plan_written_before_aliases_loads(plan: Plan) -> None:
+    tree = json.loads(plan.content)
+    for entry in tree["parameters"]:
+        del entry["aliases"]
+    assert Plan.from_bytes(json.dumps(tree).encode(), "p.json", model()) == plan
 
 
 def test_another_model_is_refused_with_its_first_difference(plan: Plan) -> None:
@@ -230,7 +282,15 @@ def test_the_fingerprint_does_not_depend_on_rows_or_source_lines() -> None:
     assert model_fingerprint(model(layers=3)) != model_fingerprint(graph)
 
 
+AS_THE_MODEL = "Write it as the model has it, or search again with `hpsearch plan`."
 MISFITS = [
+    (put("parameters", 0, "shape", value=[32, 1]), f"p.json: parameter embed.weight is [32, 1] in the plan and [32, 16] in the model. {AS_THE_MODEL}"),
+    (put("parameters", 1, "count", value=3), f"p.json: parameter layers.*.proj.weight stands for 3 tensors in the plan and 2 in the model. {AS_THE_MODEL}"),
+    (put("parameters", 1, "graph", value="Loyer"), f"p.json: parameter layers.*.proj.weight [16, 16] is in the plan and not in the model. {AS_THE_MODEL}"),
+    (drop("parameters", 1), f"p.json: parameter layers.*.proj.weight [16, 16] is in the model and not in the plan. {AS_THE_MODEL}"),
+    (drop("inputs", 0), f"p.json: inputs: expected input_ids int64, but found none. {AS_THE_MODEL}"),
+    (put("inputs", 0, "dtype", value="int32"), f"p.json: inputs: expected input_ids int64, but found input_ids int32. {AS_THE_MODEL}"),
+    (put("placements", "outer", "embid", value={}), f"p.json: the plan places step embid of outer, which the model does not have. {AS_THE_MODEL}"),
     (put("placements", "Layer", "mm", "tp", value="S0,S0->S0"), "placements.Layer.mm.tp: hpsearch.einsum cannot run as 'S0,S0->S0'. Its rules: R,S0->S2, S0,R->S0, S0,S0->P, S2,R->S0, S2,S0->P."),
     (put("placements", "Layer", "mm", "tp", value="R->R"), "placements of Layer.mm, axis tp: expected 2 inputs and 1 outputs, but 'R->R' has 1 and 1. The plan was made for another graph; search again."),
     (put("parameters", 1, "used", value="R"), "p.json: parameter layers.*.proj.weight, used: R, but the placements make proj_weight as tp:S0. Edit both, or search again with `hpsearch plan` and --fix."),
