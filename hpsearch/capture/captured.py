@@ -16,6 +16,7 @@ from hpsearch.capture import huggingface
 from hpsearch.capture.at_rows import at_rows
 from hpsearch.capture.batch import COUNT, Batch, Leaf, Loss
 from hpsearch.capture.delta_rule import delta_rule_as_one_op
+from hpsearch.capture.loss import loss_of
 from hpsearch.capture.piece import Piece, block_input_names, drop_call_inputs, make_piece
 from hpsearch.capture.read import Rows, read_graph
 from hpsearch.capture.scope import one_graph
@@ -78,8 +79,10 @@ def capture(
         _drop_count(first["outer"])
         _drop_count(second["outer"])
     graph = _read(twin, form, first, second, tuple(one.instances), recipe)
-    reduction = "sum_over_count" if counts or COUNT in {leaf.name for leaf in form.leaves} else "mean"
-    graph = replace(graph, name=type(model).__name__, loss_reduction=reduction, limits=huggingface.limits(model))
+    at_first, at_second = ({name: piece.graph for name, piece in pieces.items()} for pieces in (first, second))
+    reduction, targets = loss_of(graph, at_first, at_second, READ_ROWS)
+    graph = replace(graph, name=type(model).__name__, loss_reduction=reduction, targets=targets)
+    graph = replace(graph, limits=huggingface.limits(model))
     graphs = {name: at_rows(name, p.graph, second[name].graph, READ_ROWS, rows) for name, p in first.items()}
     return CapturedGraph(graph, graphs, form, rows)
 

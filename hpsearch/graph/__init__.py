@@ -1,5 +1,17 @@
 """What the model computes. No torch."""
 
-from hpsearch.graph.model_graph import ITEM_BYTES, Call, Input, ModelGraph, Op, OpGraph, Param, Rule, Value
+from hpsearch.graph.model_graph import (
+    ADDS_UP,
+    ITEM_BYTES,
+    Call,
+    Input,
+    ModelGraph,
+    Op,
+    OpGraph,
+    Param,
+    Rule,
+    Targets,
+    Value,
+)
 
-__all__ = ["ITEM_BYTES", "Call", "Input", "ModelGraph", "Op", "OpGraph", "Param", "Rule", "Value"]
+__all__ = ["ADDS_UP", "ITEM_BYTES", "Call", "Input", "ModelGraph", "Op", "OpGraph", "Param", "Rule", "Targets", "Value"]

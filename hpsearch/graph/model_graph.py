@@ -182,6 +182,20 @@ class Input:
     dtype: str
 
 
+ADDS_UP = ("sum", "sum_over_count")
+"""Reductions by which the losses of micro-batches are added."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """A tensor of labels, of which those other than -100 count."""
+
+    leaf: str
+    """Name of the input, `labels`."""
+    skipped: int = 0
+    """Labels at the start of the last dim that are no targets: 1 where the next token is predicted."""
+
+
 @dataclass(frozen=True)
 class ModelGraph:
     """The noun of this room; what the search half knows about a model."""
@@ -195,8 +209,11 @@ class ModelGraph:
     params: dict[str, Param]
     inputs: tuple[Input, ...]
     loss_reduction: str
-    """`sum_over_count`: loss = Σ tokens / num_items given as an input, adds up over micro-batches exactly.
-    `mean`: the model's own mean; micro-batches are averaged: right when all have equally many valid targets."""
+    """What the loss of a batch is, in terms of those of equal micro-batches (proved by capture/loss.py).
+    `sum_over_count`: loss = Σ tokens / num_items given as an input, adds up over micro-batches exactly.
+    `sum`: a sum over rows; adds up too. `mean`: a mean over rows; micro-batches are averaged.
+    `mean_over_targets`: a mean over the valid targets of `targets`; averaged, once all have equally many.
+    `whole`: none of these is proved; only one micro-batch is right."""
     recipe: str
     """bf16, fp32 or fp64."""
     limits: dict[str, int] = field(default_factory=dict)
@@ -205,6 +222,13 @@ class ModelGraph:
     """Rows at which the facts were read (any even number; sizes are affine, so another count needs no new capture)."""
     assumed: tuple[str, ...] = ()
     """What a config file leaves to its class: `vocab_size = 262208`; information only."""
+    targets: Targets | None = None
+    """Of a loss that is `mean_over_targets`."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether losses of micro-batches are added, not averaged."""
+        return self.loss_reduction in ADDS_UP
 
     @property
     def num_params(self) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpsearch.errors import CaptureError
 from hpsearch.files import atomic_write
-from hpsearch.graph.model_graph import Call, Input, ModelGraph, Op, OpGraph, Param, Value
+from hpsearch.graph.model_graph import Call, Input, ModelGraph, Op, OpGraph, Param, Targets, Value
 
 CAPTURING = ("capture", "graph")
 """Rooms whose source decides what a captured graph looks like."""
@@ -107,6 +107,7 @@ def graph_from_json(text: str) -> ModelGraph:
     tree["blocks"] = {name: _piece(piece) for name, piece in tree["blocks"].items()}
     tree["params"] = {fqn: Param(**param) for fqn, param in tree["params"].items()}
     tree["inputs"] = tuple(Input(**leaf) for leaf in tree["inputs"])
+    tree["targets"] = Targets(**tree["targets"]) if tree["targets"] else None
     return ModelGraph(**tree)
 
 

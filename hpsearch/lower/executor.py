@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from hpsearch.errors import InternalError, LoweringError
+from hpsearch.graph import ADDS_UP
 from hpsearch.lower.local_ops import extent
+from hpsearch.strategy import check_micro_batches
 
 if TYPE_CHECKING:
     from hpsearch.lower.actions import Action
@@ -146,11 +148,11 @@ class Bound:
     def step(
         self, params: Tensors, buffers: Tensors, micro_batches: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and gradients of all micro-batches together: their mean, or their sum where the loss is a sum over a
-        given count."""
+        """Loss and gradients of all micro-batches together: their mean, or their sum where the loss is a sum."""
         if not micro_batches:
             raise LoweringError("step", "expected at least one micro-batch, but found none")
-        share = 1.0 if self.program.loss_reduction == "sum_over_count" else 1.0 / len(micro_batches)
+        check_micro_batches(self.program.name, self.program.loss_reduction, len(micro_batches))
+        share = 1.0 if self.program.loss_reduction in ADDS_UP else 1.0 / len(micro_batches)
         losses = []
         with self._unless_it_fails():
             for index, inputs in enumerate(micro_batches):

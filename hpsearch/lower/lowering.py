@@ -29,6 +29,7 @@ from hpsearch.lower.redistribution import redistribute_value
 from hpsearch.plan import Plan
 from hpsearch.plan.decisions import decisions_of
 from hpsearch.plan.schema import ParamEntry
+from hpsearch.strategy import check_micro_batches
 
 
 class Captured(Protocol):
@@ -43,9 +44,11 @@ class Captured(Protocol):
 def lower(captured: Captured, plan: Plan) -> ParallelProgram:
     """The program of `plan` for a graph captured at the plan's rows of a micro-batch.
 
-    Raises LoweringError where the plan does not fit the graph or cuts an activation unevenly, and for random numbers.
+    Raises LoweringError where the plan does not fit the graph or cuts an activation unevenly, and for random numbers;
+    LegalityError where its micro-batches would not add up to the loss of the batch.
     """
     model, mesh = captured.graph, plan.mesh
+    check_micro_batches(model.name, model.loss_reduction, plan.file.job.micro_batches)
     refuse_random(model, captured.fx, plan)
     decisions = decisions_of(plan.file, model)
     local = {name: localize_graph(decided, captured.fx[name], mesh) for name, decided in decisions.items()}

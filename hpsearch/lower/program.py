@@ -55,7 +55,7 @@ class ParallelProgram:
     inputs: tuple[InputSlot, ...]
     buffer_slots: tuple[BufferSlot, ...]
     loss_reduction: str
-    """`sum_over_count` or `mean`, see ModelGraph."""
+    """How micro-batches make up the batch, see ModelGraph."""
     micro_batches: int
     """Micro-batches in a step, as planned; counts in `collectives_of` are for that many."""
     recompute: dict[str, str]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from hpsearch.errors import BatchError
+from hpsearch.graph import Targets
 
 IGNORE_INDEX = -100
 """Label of a target that does not count, torch's default in cross_entropy and Hugging Face's everywhere."""
@@ -190,6 +191,11 @@ def valid_targets(found: Mapping[str, torch.Tensor], shifts: bool) -> torch.Tens
         return None
     labels = found["labels"]
     return (labels[..., 1:] if shifts else labels).ne(IGNORE_INDEX).sum()
+
+
+def counted(found: Mapping[str, torch.Tensor], targets: Targets | None) -> torch.Tensor | None:
+    """How many of `targets` count in this batch; None without."""
+    return None if targets is None else found[targets.leaf][..., targets.skipped :].ne(IGNORE_INDEX).sum()
 
 
 def row_indices(length: int, global_rows: int, index: int, pieces: int, seed: int | None, epoch: int) -> Iterator[int]:

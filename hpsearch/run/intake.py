@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hpsearch.errors import BatchError
-from hpsearch.run.batch import IGNORE_INDEX, Census, check, checksum, signature, valid_targets
+from hpsearch.run.batch import Census, check, checksum, counted, signature, valid_targets
 from hpsearch.run.ranks import Ranks, data_index
 from hpsearch.run.stepper import NUM_ITEMS, Built, check_equal_targets
 
@@ -50,28 +50,25 @@ class Intake:
         return {n: self.built.leaves[n].rows(t, self.ranks.data_index, pieces) for n, t in found.items()}, True
 
     def _targets(self, local: Mapping[str, torch.Tensor]) -> list[int]:
-        """Valid targets of each micro-batch, or (without labels) the integers that could be ignored labels, negated."""
-        count = self.built.micro_batches
-        if count == 1 and not self._counts_items:
-            return [0]
+        """Valid targets of each micro-batch, as the loss counts them; zeros where it counts none."""
+        count, targets = self.built.micro_batches, self.built.graph.targets
+        if not self._counts_items and (count == 1 or targets is None):
+            return [0] * count
         found = []
         for index in range(count):
             rows = {n: self.built.leaves[n].rows(t, index, count) for n, t in local.items()}
-            valid = valid_targets(rows, self.shifts)
-            if valid is None and self._counts_items:
+            valid = valid_targets(rows, self.shifts) if self._counts_items else counted(rows, targets)
+            if valid is None:
                 raise BatchError(
                     "batch", f"the loss needs {NUM_ITEMS}, but found no labels to count", f"Pass {NUM_ITEMS}."
                 )
-            if valid is None:
-                integers = [t for t in rows.values() if not t.dtype.is_floating_point and t.dtype != torch.bool]
-                found.append(-sum(int(t.eq(IGNORE_INDEX).sum()) for t in integers))
-            else:
-                found.append(int(valid))
+            found.append(int(valid))
         return found
 
     @property
     def _counts_items(self) -> bool:
-        return self.built.graph.loss_reduction == "sum_over_count" and NUM_ITEMS not in self.built.leaves
+        """Whether the count that the loss takes is ours to give."""
+        return any(i.name == NUM_ITEMS for i in self.built.graph.inputs) and NUM_ITEMS not in self.built.leaves
 
     def _compare(self, census: Census) -> None:
         shapes, sums, world = census.column(0), census.column(2), dist.get_world_size()

@@ -58,7 +58,7 @@ class Stepper:
         """`written`: a number that grows whenever a parameter is written to."""
         self.built, self.ranks, self._written = built, ranks, written
         self.bound = built.program.bind(ranks.groups, ranks.coordinate, ranks.device)
-        self.sums = built.graph.loss_reduction == "sum_over_count"
+        self.sums = built.graph.adds_up
         self._version = -1
 
     def micro_batches(self, local: Mapping[str, torch.Tensor], num_items: int | None) -> list[Inputs]:

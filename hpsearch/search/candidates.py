@@ -16,7 +16,7 @@ from hpsearch.layout import Mesh
 from hpsearch.layout.mesh import RANK_ORDER
 from hpsearch.plan import Refusal
 from hpsearch.search.fix import Fix
-from hpsearch.strategy import check_degree, head_counts, is_legal_tp
+from hpsearch.strategy import WHY_WHOLE, check_degree, check_micro_batches, head_counts, is_legal_tp
 
 SPACE = (
     "meshes of one or two axes out of dp_replicate, dp_shard, tp (tp on neighbouring ranks); data axes split the "
@@ -69,6 +69,7 @@ def meshes(model: ModelGraph, devices: int, fix: Fix) -> Iterator[dict[str, int]
 
 
 def _check_pins(model: ModelGraph, devices: int, fix: Fix) -> None:
+    check_micro_batches(model.name, model.loss_reduction, fix.micro_batches or 1)
     if "tp" in fix.degrees:
         check_degree(model, fix.degrees["tp"])
     product = 1
@@ -91,17 +92,20 @@ def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def micro_batch_counts(global_batch: int, mesh: Mesh, fix: Fix) -> list[int]:
-    """Counts that leave every data rank equally many whole rows, smallest first."""
+def micro_batch_counts(model: ModelGraph, global_batch: int, mesh: Mesh, fix: Fix) -> list[int]:
+    """Counts that leave every data rank equally many whole rows, smallest first; 1 alone where the loss needs all."""
     ranks = mesh.num_data_ranks
     counts = [m for m in _divisors(global_batch // ranks) if global_batch % (m * ranks) == 0] if ranks else []
     if global_batch % ranks:
         return []
-    return [m for m in counts if fix.micro_batches in (None, m)]
+    whole = model.loss_reduction == "whole"
+    return [m for m in counts if fix.micro_batches in (None, m) and (m == 1 or not whole)]
 
 
 def refused_meshes(model: ModelGraph, devices: int, global_batch: int, fix: Fix) -> Iterator[Refusal]:
     """Degrees of tp and of the data axes that divide the devices, but not the model's heads or the batch, and why."""
+    if model.loss_reduction == "whole":
+        yield Refusal(candidate="micro_batches > 1", reason=WHY_WHOLE)
     for tp in _divisors(devices):
         if fix.degrees.get("tp", tp) != tp:
             continue

@@ -136,7 +136,7 @@ def _candidates(state: _Search) -> list[tuple[Branch, int]]:
     for degrees in meshes(state.model, state.cluster.devices, state.fix):
         mesh = with_tiers(Mesh.of(**degrees), state.cluster)
         branches += [Branch(mesh, again) for again in recompute_sets(state.model, state.fix)]
-    found = [(b, m) for b in branches for m in micro_batch_counts(state.global_batch, b.mesh, state.fix)]
+    found = [(b, m) for b in branches for m in micro_batch_counts(state.model, state.global_batch, b.mesh, state.fix)]
     state.refused += refused_meshes(state.model, state.cluster.devices, state.global_batch, state.fix)
     if not branches:
         pins = " ".join(f"{k}={v}" for k, v in state.fix.text.items())

@@ -2,15 +2,18 @@
 
 from hpsearch.strategy.data_axes import DataPlacements, propagate_all
 from hpsearch.strategy.heads import check_degree, head_counts, is_legal_tp, legal_tp
+from hpsearch.strategy.micro_batches import WHY_WHOLE, check_micro_batches
 from hpsearch.strategy.search_space import Edge, Node, Reader, SearchSpace, enumerate_space
 
 __all__ = [
+    "WHY_WHOLE",
     "DataPlacements",
     "Edge",
     "Node",
     "Reader",
     "SearchSpace",
     "check_degree",
+    "check_micro_batches",
     "enumerate_space",
     "head_counts",
     "is_legal_tp",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hpsearch.capture import CapturedGraph
+from hpsearch.graph import ADDS_UP
 from hpsearch.layout import Layout, Mesh
 from hpsearch.lower import ParallelProgram
 from hpsearch.lower.accounting import collectives_of
@@ -66,7 +67,7 @@ def compare(
     loss_of: Loss | None = None,
 ) -> Errors:
     """One step of the program on every rank against the plain model; bytes sent are held to the program's own list."""
-    loss, wanted = plain_step(model, batches, program.loss_reduction == "sum_over_count", loss_of)
+    loss, wanted = plain_step(model, batches, program.loss_reduction in ADDS_UP, loss_of)
     state = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers())
     mesh, slots = program.mesh, {slot.fqn: slot for slot in program.params}
@@ -86,7 +87,7 @@ def compare(
     losses, gradients = [], []
     largest = max(float(g.abs().max()) for g in wanted.values() if g is not None)
     for rank, (alone, total, grads, sent) in enumerate(run_ranks(program, work)):
-        share = 1.0 if program.loss_reduction == "sum_over_count" else 1.0 / len(batches)
+        share = 1.0 if program.loss_reduction in ADDS_UP else 1.0 / len(batches)
         losses += [relative(alone * share, loss), relative(total, loss)]
         assert set(grads) == {n for n, s in slots.items() if s.trainable}
         for name, grad in grads.items():

@@ -29,7 +29,7 @@ def every_candidate(memory_bytes: int, global_batch: int) -> dict[str, float]:
     for degrees in meshes(model, cluster.devices, Fix()):
         for recompute in recompute_sets(model, Fix()):
             branch = Branch(Mesh.of(**degrees), recompute)
-            for count in micro_batch_counts(global_batch, branch.mesh, Fix()):
+            for count in micro_batch_counts(model, global_batch, branch.mesh, Fix()):
                 table = state.table(branch, count)
                 solution = solve(table.problem)
                 if solution.choice is None:
