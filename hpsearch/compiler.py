@@ -19,8 +19,9 @@ from hpsearch.lower import lower
 from hpsearch.measure import load_cluster
 from hpsearch.plan import Plan
 from hpsearch.run import Built, ParallelModule
+from hpsearch.run.asked import Asked
 from hpsearch.run.batch import Batch, normal, rows_of
-from hpsearch.run.choose import Given, Where, check_plan, choose_plan
+from hpsearch.run.choose import Given, Where, check_plan, choose_plan, subject_of
 from hpsearch.run.launch import together
 from hpsearch.search import search
 
@@ -36,7 +37,7 @@ def compile(
     recipe: str = "bf16",
     global_batch: int | None = None,
     fix: Mapping[str, object] | None = None,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     example: Batch | None = None,
     seed: int = 0,
 ) -> ParallelModule:
@@ -47,13 +48,16 @@ def compile(
     loss: `loss(outputs, batch)`; without it the model's own.
     global_batch: rows of one optimizer step over all ranks; by default those of the first batch.
     fix: what the search must keep, {"tp": 4, "micro_batches": 2}.
+    optimizer: whose states take memory, "adamw" by default.
+    With a plan, fix, global_batch, optimizer and recipe may only say what the plan says.
     example: a global batch (meta tensors will do); without it the model is captured at the first call.
 
     Raises HpsearchError: CaptureError, LegalityError, InfeasibleError, PlanError, LaunchError (see hpsearch.errors).
     """
     on = cluster if isinstance(cluster, Cluster) else partial(load_cluster, cluster or LOCAL)
-    find = partial(search, fix=fix, optimizer=optimizer)
-    build = partial(pipeline, model, plan, on, on if cluster else None, find, loss, recipe)
+    find = partial(search, fix=fix, optimizer=optimizer or "adamw")
+    asked = Asked(fix, global_batch, optimizer)
+    build = partial(pipeline, model, plan, asked, on, on if cluster else None, find, loss, recipe)
     parallel = ParallelModule(model, build, global_batch=global_batch, seed=seed)
     return parallel if example is None else parallel.prepare(example)
 
@@ -61,6 +65,7 @@ def compile(
 def pipeline(
     model: nn.Module,
     given: Given,
+    asked: Asked,
     on: Where,
     named: Where | None,
     find: Callable[..., Plan],
@@ -72,6 +77,8 @@ def pipeline(
     """From a model and a global batch to the program that every rank runs; beside `base`, if that runs already."""
     trace = partial(capture, model, batch, loss=loss, recipe=recipe)
     plan = choose_plan(given, on, partial(find, global_batch=rows_of(batch)), trace, base)
+    if base is None and given is not None:
+        together("plan", partial(asked.check, plan, subject_of(given)))
     if base is None:
         together("first batch", partial(normal, batch, plan.file.job.global_batch))
     captured = together("capture", partial(trace, rows=plan.micro_batch_rows))

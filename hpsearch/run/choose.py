@@ -31,7 +31,7 @@ def choose_plan(given: Given, on: Where, find: Find, trace: Callable[[], Capture
     start()
     if base is None:
         content = together("plan", lambda: _content(given))
-        return _read(agree(content, lambda: find(trace().graph, _cluster(on)).content), _subject(given))
+        return _read(agree(content, lambda: find(trace().graph, _cluster(on)).content), subject_of(given))
     graph = together("capture", trace).graph
     if same_operations(graph, base.graph):
         return base.plan
@@ -48,7 +48,7 @@ def check_plan(plan: Plan, graph: ModelGraph, given: Given, on: Where | None) ->
     against = on if given is not None and is_first() else None
 
     def read() -> Plan:
-        return Plan.from_bytes(plan.content, _subject(given), graph, None if against is None else _cluster(against))
+        return Plan.from_bytes(plan.content, subject_of(given), graph, None if against is None else _cluster(against))
 
     return together("plan", read)
 
@@ -87,7 +87,8 @@ def _read(content: bytes, subject: str) -> Plan:
     return together("plan", lambda: Plan.from_bytes(content, subject))
 
 
-def _subject(given: Given) -> str:
+def subject_of(given: Given) -> str:
+    """What a message calls the plan."""
     return "plan" if given is None or isinstance(given, Plan) else str(given)
 
 

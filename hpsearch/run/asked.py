@@ -1,0 +1,57 @@
+"""A plan that is given decides; what is asked for beside it may only agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hpsearch.errors import PlanError
+from hpsearch.layout import Layout
+from hpsearch.plan import Plan, matches
+from hpsearch.search.fix import Fix, parse_fix
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Arguments of `compile` that the search would have kept; None where nothing was asked."""
+
+    fix: Mapping[str, object] | None = None
+    global_batch: int | None = None
+    optimizer: str | None = None
+
+    def check(self, plan: Plan, subject: str) -> None:
+        """Raises PlanError naming what was asked and what the plan says; LegalityError for a pin that is none."""
+        for name, wanted, found in self._pairs(plan):
+            if wanted is not None and wanted != found:
+                raise PlanError(
+                    subject,
+                    f"{name}={wanted} was asked for, but the plan has {name}={found}",
+                    f"Leave {name} out to run this plan, or search again for it without plan=.",
+                )
+
+    def _pairs(self, plan: Plan) -> Iterator[tuple[str, object, object]]:
+        job, fix = plan.file.job, parse_fix(self.fix)
+        yield "global_batch", self.global_batch, job.global_batch
+        yield "optimizer", self.optimizer, job.optimizer
+        for axis, size in fix.degrees.items():
+            yield axis, size, plan.mesh.size(axis)
+        yield "micro_batches", fix.micro_batches, job.micro_batches
+        kept = ", ".join(sorted(set(job.recompute.values()))) or "none"
+        # A model without block classes has nothing to run again, whatever is pinned.
+        yield "recompute", fix.recompute if job.recompute else None, kept
+        yield from _stored(plan, fix)
+
+
+def _stored(plan: Plan, fix: Fix) -> Iterator[tuple[str, object, object]]:
+    """Pins of stored layouts, by the names that the search takes: a parameter, a pattern, or a module above it."""
+    for pin, layout in fix.stored.items():
+        touched = [
+            entry
+            for entry in plan.file.parameters
+            if any(pin == n or matches(pin, n) or n.startswith(f"{pin}.") for n in (entry.pattern, *entry.aliases))
+        ]
+        if not touched:
+            plan.parameter(pin)  # says which there are
+        for entry in touched:
+            if dict(Layout.parse(entry.stored)) != dict(layout):
+                yield pin, str(layout), f"{entry.stored} for {entry.pattern}"

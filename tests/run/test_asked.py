@@ -1,0 +1,71 @@
+"""What is asked for beside a plan agrees with the plan, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import hpsearch
+from hpsearch.plan import Plan
+from hpsearch.run.asked import Asked
+from tests.run.jobs import uneven_case
+from tests.run.plans import plan_bytes
+
+
+@pytest.fixture(autouse=True)
+def _no_group_is_left() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return Plan.from_bytes(plan_bytes("uneven", 2, dp_shard=2, micro_batches=2, **{"wide.weight": "dp_shard:S1"}))
+
+
+AGREES: list[dict[str, Any]] = [
+    {},
+    {"fix": {"dp_shard": 2, "tp": 1, "micro_batches": 2, "recompute": "none"}},
+    {"fix": {"wide.weight": "dp_shard:S1"}},
+    {"global_batch": 12, "optimizer": "adamw"},
+]
+CONTRADICTS: list[tuple[dict[str, Any], str]] = [
+    ({"fix": {"tp": 2}}, "tp=2 was asked for, but the plan has tp=1"),
+    ({"fix": {"dp_shard": 1}}, "dp_shard=1 was asked for, but the plan has dp_shard=2"),
+    ({"fix": {"micro_batches": 3}}, "micro_batches=3 was asked for, but the plan has micro_batches=2"),
+    ({"fix": {"wide.weight": "R"}}, "wide.weight=R was asked for, but the plan has wide.weight=dp_shard:S1"),
+    ({"fix": {"wide": "R"}}, "wide=R was asked for, but the plan has wide=dp_shard:S1 for wide.weight"),
+    ({"fix": {"deep.weight": "R"}}, "parameter deep.weight: the plan has no such parameter"),
+    ({"global_batch": 24}, "global_batch=24 was asked for, but the plan has global_batch=12"),
+    ({"optimizer": "sgd"}, "optimizer=sgd was asked for, but the plan has optimizer=adamw"),
+]
+
+
+@pytest.mark.parametrize("asked", AGREES)
+def test_what_agrees_is_taken(plan: Plan, asked: dict[str, Any]) -> None:
+    Asked(**asked).check(plan, "plan")
+
+
+@pytest.mark.parametrize(("asked", "message"), CONTRADICTS)
+def test_what_contradicts_is_refused(plan: Plan, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(hpsearch.PlanError) as refused:
+        Asked(**asked).check(plan, "plan")
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"fix": {"tp": 2}, "recipe": "fp64"}, "tp=2 was asked for, but the plan has tp=1"),
+        ({"recipe": "fp32"}, "the plan is for recipe fp64, this was captured for fp32"),
+    ],
+)
+def test_compile_says_so(asked: dict[str, Any], message: str) -> None:
+    model, batch = uneven_case()
+    given = Plan.from_bytes(plan_bytes("uneven", 1))
+    with pytest.raises(hpsearch.PlanError, match=message):
+        hpsearch.compile(model, plan=given, example=batch, **asked)
