@@ -44,10 +44,22 @@ def test_a_config_becomes_a_plan_file(hpsearch: Command, config: Path, tmp_path:
     assert f"Written to {path}." in found.stdout
     plan = Plan.load(path)
     assert plan.file.model.source == "tiny.json"
+    assert not plan.is_edited
     assert plan.file.job.fix == {"dp_shard": "4"}
     assert str(plan.mesh) == "dp_shard=4"
     printed = hpsearch("plan", "--model", config, *JOB, "--fix", "dp_shard=4", "-o", "-")
     assert printed.stdout.encode() == path.read_bytes()
+
+
+def test_a_tied_weight_is_explained_under_either_name(hpsearch: Command, config: Path, tmp_path: Path) -> None:
+    config.write_text(json.dumps(TINY | {"tie_word_embeddings": True}))
+    path = tmp_path / "plan.json"
+    found = hpsearch("plan", "--model", config, *JOB, "--fix", "dp_shard=4", "-o", path)
+    assert found.code == 0, found.stderr
+    for name, other in (("lm_head", "model.embed_tokens"), ("model.embed_tokens", "lm_head")):
+        said = hpsearch("explain", path, "--why", f"{name}.weight")
+        assert said.code == 0, said.stderr
+        assert said.stdout.startswith(f"{name}.weight (the same tensor as {other}.weight): [128, 64]")
 
 
 def test_a_function_becomes_a_plan(hpsearch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +99,8 @@ def test_what_cannot_fit_ends_with_3_and_says_why(hpsearch: Command, tmp_path: P
 BAD_CONFIGS = [
     ({"architectures": ["NoSuchModel"]}, "architecture NoSuchModel: transformers"),
     ({}, "config: expected `architectures` with a class name, but found none"),
+    ({**TINY, "architectures": 5}, "config: expected `architectures` as a list of class names, but found 5"),
+    ({**TINY, "num_hidden_layers": -1}, "config: expected num_hidden_layers of at least 1, but found -1. Correct it."),
     ({**TINY, "architectures": ["LlamaModel"]}, "architecture LlamaModel: expected a class with a loss"),
 ]
 
