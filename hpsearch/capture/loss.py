@@ -25,7 +25,11 @@ from hpsearch.graph import Call, ModelGraph, Op, OpGraph, Rule, Targets, Value
 _SCALES = {"aten.mul.Tensor": 1, "aten.mul.Scalar": 1, "aten.div.Tensor": -1, "aten.div.Scalar": -1}
 """Ops with a number, and the power in which it stands in the result."""
 _MEANS = ("aten.mean.default", "aten.mean.dim")
-_FILLS = ("aten.full.default", "aten.zeros.default", "aten.ones.default", "aten.empty.memory_format")
+_FILLS = (
+    "aten.full.default", "aten.zeros.default", "aten.ones.default", "aten.empty.memory_format",
+    "aten.new_zeros.default", "aten.new_ones.default", "aten.new_full.default", "aten.new_empty.default",
+)  # fmt: skip
+"""Ops whose results are alike everywhere, and read nothing of a tensor but its dtype."""
 _SIZES = ("size", "shape", "N")
 """Names of arguments that state a shape, and follow the rows because the tensor does."""
 
@@ -139,7 +143,7 @@ class _Prover:
             return {op.outputs[0]: Nature("P", -1, frozenset({targets}))}
         rule = self._rule(op, known)
         degree = self._degree(op, known, rule[0]) if rule else None
-        if rule is None or degree is None or (power and "R" in rule[1]):
+        if rule is None or degree is None or ((power or degree) and "R" in rule[1]):
             return nothing
         targets_of = frozenset().union(*(nature.targets for nature in known))
         return {
@@ -156,10 +160,11 @@ class _Prover:
 
         Beside a sum a constant may be a sum too.
         """
-        if all(nature.placement == "R" for nature in given):
-            cut = _batch_cut(self.graph.values[op.outputs[0]])
-            if op.target in (*_FILLS, "aten.expand.default") and cut is not None:
-                return ("R",) * len(given), (cut,)  # all rows alike
+        expands = op.target == "aten.expand.default" and given[0].placement == "R"
+        cut = _batch_cut(self.graph.values[op.outputs[0]])
+        plain = all(nature.placement != "P" and not nature.degree for nature in given)
+        if cut is not None and plain and (expands or op.target in _FILLS):
+            return tuple(nature.placement for nature in given), (cut,)  # all rows alike
         sums = any(nature.placement == "P" for nature in given)
         for rule in self.graph.rules_of(op):
             pairs = zip(rule[0], given, strict=True)

@@ -101,11 +101,11 @@ def test_whose_valid_targets_a_loss_counts(name: str, skipped: int) -> None:
 
 
 class Coupled(nn.Module):
-    """Two blocks of one class; in them rows know of each other, or not."""
+    """Blocks of one class, the first of which needs no gradient of its input; rows meet there, or not."""
 
     def __init__(self, couples: bool) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(Mixing(couples) for _ in range(2)))
+        self.blocks = nn.Sequential(*(Mixing(couples) for _ in range(3)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.blocks(x).square().mean()
