@@ -20,8 +20,11 @@ T = TypeVar("T")
 
 
 def is_launched() -> bool:
-    """Whether this process is one rank of a launched job, or has a process group already."""
-    return dist.is_initialized() or "WORLD_SIZE" in os.environ
+    """Whether this process is one rank of a launched job, or has a process group of several ranks.
+
+    A group of one is what a plan for one device makes for itself; it says nothing about the next plan.
+    """
+    return "WORLD_SIZE" in os.environ or (dist.is_initialized() and dist.get_world_size() > 1)
 
 
 def device_type() -> str:
@@ -62,10 +65,10 @@ def require(num_ranks: int) -> None:
     Raises LaunchError, with the command to type, when they are not.
     """
     start()
+    if num_ranks > 1 and not is_launched():
+        problem = f"the plan needs {num_ranks} ranks, but no launcher started this process"
+        raise LaunchError("launch", problem, how_to_launch(num_ranks))
     if not dist.is_initialized():
-        if num_ranks > 1:
-            problem = f"the plan needs {num_ranks} ranks, but no launcher started this process"
-            raise LaunchError("launch", problem, how_to_launch(num_ranks))
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     found = dist.get_world_size()
     if found != num_ranks:

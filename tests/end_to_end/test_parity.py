@@ -88,7 +88,7 @@ def matrix() -> Iterator[Any]:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("family", "name", "recipe"), matrix())
+@pytest.mark.parametrize(("family", "name", "recipe"), list(matrix()))
 def test_parity(
     family: str,
     name: str,

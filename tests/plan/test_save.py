@@ -75,6 +75,7 @@ def test_a_real_interrupt_leaves_the_old_file(tmp_path: Path) -> None:
     setup = """
     import os
     from hpsearch import files
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
     files.os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGINT)
     """
     assert in_child(setup, path) == "interrupted"

@@ -39,6 +39,14 @@ def test_outside_a_launcher_one_reads_plan_and_program_and_is_told_how_to_run() 
         parallel.step(case.batch)
 
 
+def test_a_plan_for_one_device_does_not_stand_in_the_way_of_the_next() -> None:
+    case = build("llama", torch.float32)
+    hpsearch.compile(case.model, slow_devices(1), recipe="fp32", example=case.batch).step(case.batch)
+    parallel = hpsearch.compile(case.model, slow_devices(4), recipe="fp32", example=case.batch)
+    with pytest.raises(hpsearch.LaunchError, match=r"needs 4 ranks.*torchrun --nproc-per-node 4"):
+        parallel.step(case.batch)
+
+
 def test_nothing_is_known_before_the_first_batch() -> None:
     parallel = hpsearch.compile(build("llama", torch.float32).model, slow_devices(1), recipe="fp32")
     with pytest.raises(hpsearch.BatchError, match=r"parallel.prepare\(global_batch\)"):
