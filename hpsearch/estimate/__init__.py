@@ -1,6 +1,6 @@
 """What a parallel layout of a transformer costs, in seconds and bytes, from shapes alone. No torch."""
 
-from hpsearch.estimate.efficiency import Efficiency, efficiency_of
+from hpsearch.cluster.efficiency import Efficiency, efficiency_of
 from hpsearch.estimate.estimate import Estimate, Priced, estimate, price
 from hpsearch.estimate.memory import Memory, memory
 from hpsearch.estimate.parallel import ParallelLayout

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from hpsearch.cluster import Cluster
-from hpsearch.estimate.efficiency import Efficiency, efficiency_of
+from hpsearch.cluster.efficiency import Efficiency, efficiency_of
 from hpsearch.estimate.memory import Memory, memory
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.pipeline import pipeline_s

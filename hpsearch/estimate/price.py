@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.cluster import Cluster
-from hpsearch.estimate.efficiency import Efficiency
+from hpsearch.cluster.efficiency import Efficiency
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.work import Gemm, Work
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from hpsearch.cluster import LOCAL, Cluster, Device, Tier, shipped
-from hpsearch.estimate.efficiency import generation
+from hpsearch.cluster.efficiency import generation
 from hpsearch.estimate.price import LOW
 
 RACK = 64

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpsearch.cluster import Cluster
+from hpsearch.cluster.efficiency import generation
 from hpsearch.errors import CaptureError, ClusterError, HpsearchError
 from hpsearch.estimate import ModelShape, ParallelLayout, shape_of_row
-from hpsearch.estimate.efficiency import generation
 from hpsearch.validate.machine import machine
 
 Row = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """`Efficiency`: how real training compares with the tables it is priced from; a few numbers a device generation.
 
 Every number multiplies seconds (1: as the table says), but for two that are seconds. They are fitted to published runs
-and kept in `efficiency.toml` with what they leave unexplained; none belongs to a model, a source or a row.
+and kept in `cost_models/efficiency.toml` with what they leave unexplained; none belongs to a model, a source or a row.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).parent / "efficiency.toml"
+from hpsearch.cluster.find import cost_models
+
+FILE_NAME = "efficiency.toml"
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def device_kind(device: str) -> str:
 
 @cache
 def content() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
-    """`efficiency.toml`: tables `generation` and `device`, by name, by number."""
-    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+    """`cost_models/efficiency.toml`: tables `generation` and `device`, by name, by number."""
+    return tomllib.loads((cost_models() / FILE_NAME).read_text(encoding="utf-8"))
 
 
 def efficiency_of(device: str) -> Efficiency:
