@@ -1,9 +1,8 @@
 """Operators that are taken apart while tracing, and no others.
 
 Kept whole, because sharding rules and prices exist for the whole: softmax, layer and RMS norm, embedding, attention,
-convolution, dropout. Taken apart: `addmm` (so that every matrix product is one kind of node) and the negative
-log-likelihood loss (so that "mean over valid tokens" is a sum and a count, and not hidden in an op), and group norm (no
-sharding rule knows it).
+convolution, dropout. Taken apart: `addmm` (so that every matrix product is one kind of node), torch's losses (so that
+a mean is a sum and a count, and not hidden in an op), and group norm (no sharding rule knows it).
 """
 
 from __future__ import annotations
@@ -71,8 +70,21 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
             [
                 aten.nll_loss_forward.default,
                 aten.nll_loss_backward.default,
+                aten.nll_loss2d_forward.default,
+                aten.nll_loss2d_backward.default,
                 aten.mse_loss.default,
                 aten.mse_loss_backward.default,
+                aten.smooth_l1_loss.default,
+                aten.smooth_l1_loss_backward.default,
+                aten.huber_loss.default,
+                aten.huber_loss_backward.default,
+                aten.binary_cross_entropy.default,
+                aten.binary_cross_entropy_backward.default,
+                aten.binary_cross_entropy_with_logits.default,
+                aten.soft_margin_loss.default,
+                aten.soft_margin_loss_backward.default,
+                aten.log_sigmoid_forward.default,
+                aten.log_sigmoid_backward.default,
             ]
         )
     )

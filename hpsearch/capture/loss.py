@@ -73,8 +73,9 @@ def loss_of(
     readers = _readers(outer, COUNT)
     if nature == Nature("P"):
         return ("sum_over_count" if loss in readers else "sum"), None
-    # Who divides all of the loss by a count of the whole batch says that it adds up.
-    return ("sum_over_count" if _every_addend_reads(outer, loss, readers) else "whole"), None
+    # Who divides every addend by a count of the whole batch says that it adds up.
+    believed = _Addends(outer, pairs["outer"]).are_counted(loss)
+    return ("sum_over_count" if believed else "whole"), None
 
 
 def _readers(graph: OpGraph, name: str) -> set[str]:
@@ -86,13 +87,29 @@ def _readers(graph: OpGraph, name: str) -> set[str]:
     return found
 
 
-def _every_addend_reads(graph: OpGraph, value: str, readers: set[str]) -> bool:
-    if value not in readers:
-        return False
-    step = graph.producer.get(value)
-    if isinstance(step, Op) and step.target in ("aten.add.Tensor", "aten.sub.Tensor"):
-        return all(_every_addend_reads(graph, name, readers) for name in step.inputs)
-    return True
+class _Addends:
+    """Whether a loss is a sum of things that are each divided by the count, and of nothing else."""
+
+    def __init__(self, graph: OpGraph, pairs: list[tuple[fx.Node, fx.Node]]) -> None:
+        self.graph = graph
+        self.nodes = {a.name: (a, b) for a, b in pairs if a.target is not operator.getitem}
+        leaves = {value.name for value in graph.values.values() if value.role in ("input", "param", "buffer")}
+        self.others = leaves - {COUNT}
+        for step in graph.steps:
+            if self.others.intersection(step.inputs):
+                self.others.update(step.outputs)
+        self.counts = _readers(graph, COUNT) - self.others
+        """Values made of the count and of nothing else."""
+
+    def are_counted(self, value: str) -> bool:
+        step = self.graph.producer.get(value)
+        if not isinstance(step, Op) or any(a != b for _, a, b in _arguments(*self.nodes[step.name])):
+            return False
+        if step.target == "aten.div.Tensor" and len(step.inputs) == 2:
+            return step.inputs[1] in self.counts and step.inputs[0] in self.others
+        # A number that is added is in no tensor, but would be added once for each micro-batch.
+        sums = tuple("P" for _ in step.inputs), tuple("P" for _ in step.outputs)
+        return sums in self.graph.rules_of(step) and all(map(self.are_counted, step.inputs))
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,16 @@ LOSSES: dict[str, tuple[str, Loss]] = {
     "scaled sum": ("sum", lambda o, b: -0.5 * o.square().mean() * len(o)),
     "mean of valid": ("mean_over_targets", lambda o, b: F.cross_entropy(o.flatten(0, 1), b["tags"].flatten())),
     "mean of valid, shifted": ("mean_over_targets", shifted),
+    "mean of valid, classes in dim 1": ("mean_over_targets", lambda o, b: F.cross_entropy(o.mT, b["tags"])),
+    "with class weights, classes in dim 1": (
+        "whole",
+        lambda o, b: F.cross_entropy(o.mT, b["tags"], weight=torch.arange(1.0, 1 + CLASSES, dtype=o.dtype)),
+    ),
+    "Huber": ("mean", lambda o, b: F.huber_loss(o.mean(-1), b["weight"])),
+    "smooth L1": ("mean", lambda o, b: F.smooth_l1_loss(o.mean(-1), b["weight"])),
+    "yes or no": ("mean", lambda o, b: F.binary_cross_entropy(o.mean(-1).sigmoid(), b["weight"])),
+    "yes or no, logits": ("mean", lambda o, b: F.binary_cross_entropy_with_logits(o.mean(-1), b["weight"])),
+    "soft margin": ("mean", lambda o, b: F.soft_margin_loss(o.mean(-1), b["weight"].sign())),
     "sum over the count": ("sum_over_count", lambda o, b: errors(o, b).sum() / b["num_items_in_batch"]),
     "weighted": ("whole", lambda o, b: (errors(o, b) * b["weight"]).sum() / b["weight"].sum()),
     "other ignored": (
@@ -72,6 +82,20 @@ LOSSES: dict[str, tuple[str, Loss]] = {
     "square of a mean": ("whole", lambda o, b: o.mean(0).square().sum()),
     "spread of the batch": ("whole", lambda o, b: (o - o.mean(0)).square().mean()),
     "softmax over rows": ("whole", lambda o, b: o.softmax(0).square().mean()),
+    "a count and a number": ("whole", lambda o, b: errors(o, b).sum() / b["num_items_in_batch"] + 3.0),
+    "exponent of a count": ("whole", lambda o, b: (errors(o, b).sum() / b["num_items_in_batch"]).exp()),
+    "count and data as divisor": (
+        "whole",
+        lambda o, b: errors(o, b).sum() / (b["num_items_in_batch"] + b["weight"].sum()),
+    ),
+    "half of a count and a mean": (
+        "whole",
+        lambda o, b: 0.5 * (errors(o, b).sum() / b["num_items_in_batch"] + o.mean(0).square().sum()),
+    ),
+    "two counts": (
+        "sum_over_count",
+        lambda o, b: errors(o, b).sum() / b["num_items_in_batch"] - 0.1 * o.sum() / b["num_items_in_batch"].clamp(1),
+    ),
     "a count and a mean": (
         "whole",
         lambda o, b: errors(o, b).sum() / b["num_items_in_batch"] + o.mean(0).square().sum(),
