@@ -48,6 +48,8 @@ class Work:
     saved: float = 0.0
     saved_parts: dict[str, float] = field(default_factory=dict)
     """Of `saved`, what selective recompute of a part drops."""
+    copies: float = 0.0
+    """Kept besides `saved`: tensors that only live because a view of a part of them does, or twice in two orders."""
     params: float = 0.0
     """Held by one device, dense."""
     expert_params: float = 0.0
@@ -138,6 +140,8 @@ def add_core(work: Work, shape: ModelShape, layout: ParallelLayout, q_local: flo
         work.kernels_forward += 1
         work.kernels_backward += 3
         work.saved += tokens * (2 * v_local + 4 * heads)
+        if not layout.fused and not layout.fsdp:
+            work.copies += 2 * v_local * tokens
         return
     scores = b * s * s / layout.cp * heads
     work.core_flops += 4 * tokens * s * q_local
@@ -146,7 +150,7 @@ def add_core(work: Work, shape: ModelShape, layout: ParallelLayout, q_local: flo
     work.core_bytes += passes * scores
     work.kernels_forward += 3 if layout.fused_softmax else 8
     work.kernels_backward += 6 if layout.fused_softmax else 12
-    kept = 4.0 + 3 * dropped if layout.fused_softmax else 6.0 + 3 * dropped
+    kept = (2.0 if layout.fused else 4.0 if layout.fused_softmax else 6.0) + 3 * dropped
     work.saved += 2 * v_local * tokens + kept * scores
     work.saved_parts["attention"] = work.saved_parts.get("attention", 0.0) + kept * scores
 
@@ -167,6 +171,8 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
     rotary = 0.0 if shape.positions else 1.0
     work.moved_forward += rotary * (4 if layout.fused else 16) * tokens * (q + kv)
     work.moved_backward += rotary * (4 if layout.fused else 16) * tokens * (q + kv)
+    if shape.mla is None:
+        work.copies += rotary * 2 * tokens * (q + kv)
     if not layout.fused:
         work.moved_forward += 4 * tokens * (q + 2 * kv)
         work.moved_backward += 4 * tokens * (q + 2 * kv)
@@ -267,7 +273,7 @@ def moe(shape: ModelShape, layout: ParallelLayout) -> Work:
     work.routed_forward += inner.moved_forward + arranged + bias + low * routed * (width + f)
     work.routed_backward += inner.moved_backward + arranged + bias + low * routed * (width + halves * f)
     work.saved += inner.saved + 2 * h * rows + input_bytes(layout) * width * routed + 4 * rows * shape.experts
-    work.saved_parts |= {part: size for part, size in inner.saved_parts.items() if part == "activation"}
+    work.saved_parts["activation"] = inner.saved_parts["activation"]
     work.moved_forward += 16 * rows * shape.experts
     work.moved_backward += 16 * rows * shape.experts
     work.kernels_forward += 24
@@ -334,15 +340,16 @@ def head(shape: ModelShape, layout: ParallelLayout) -> Work:
             work.tp_forward.append(("all_gather", 2.0 * logits))
         work.tp_forward.append(("all_gather" if layout.sp else "all_reduce", 2.0 * shape.hidden * tokens))
         work.tp_backward.append(("all_reduce", 2.0 * shape.hidden * tokens))
-    each = LOGIT_BYTES if layout.fused else LOGIT_BYTES_TORCH if layout.fsdp else LOGIT_BYTES_COPIED
+    each = LOGIT_BYTES if layout.fused else LOGIT_BYTES_KERNEL if layout.fsdp else LOGIT_BYTES_COPIED
     work.saved = 2 * shape.hidden * norm_tokens(layout) + each * logits
     return work
 
 
-LOGIT_BYTES, LOGIT_BYTES_TORCH, LOGIT_BYTES_COPIED = 8.0, 12.0, 20.0
-"""Held for one logit at the peak. Fused: 16 bit, and fp32 that becomes its own gradient. torch's own loss, as in fully
-sharded code: 16 bit, fp32 or its gradient, log-softmax, the 16-bit gradient. A parallel loss written op by op: once
-more in 16 bit and in fp32, and sent back."""
+LOGIT_BYTES, LOGIT_BYTES_KERNEL, LOGIT_BYTES_COPIED = 6.0, 4.0, 20.0
+"""Held for one logit at the peak. A vocabulary-parallel loss: 16 bit, and fp32 that becomes the softmax and its own
+gradient in place (Megatron-LM, core/tensor_parallel/cross_entropy.py). A loss kernel over whole rows, as fully sharded
+code has: 16 bit and its 16-bit gradient, reductions in registers (llm-foundry's default, FlashAttention's
+cross_entropy.py). A parallel loss written op by op: 16 bit and fp32 of each step, once more gathered, and sent back."""
 
 
 def embedding(shape: ModelShape, layout: ParallelLayout) -> Work:
