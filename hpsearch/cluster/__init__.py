@@ -3,6 +3,7 @@
 from hpsearch.cluster.cluster import Cluster
 from hpsearch.cluster.curve import COLLECTIVES, Curve
 from hpsearch.cluster.device import Device, MatmulTable
+from hpsearch.cluster.dispatch import Routing
 from hpsearch.cluster.find import LOCAL, LOCAL_SUMMARY, shipped
 from hpsearch.cluster.read import Fact
 from hpsearch.cluster.route import Price
@@ -18,6 +19,7 @@ __all__ = [
     "Fact",
     "MatmulTable",
     "Price",
+    "Routing",
     "Tier",
     "shipped",
 ]

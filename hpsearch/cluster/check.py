@@ -23,10 +23,13 @@ _LAUNCH = (1e-9, 1e-3)
 _COLLECTIVE_LAUNCH = (0.0, 20e-3)
 _CHANNEL = (1e8, 2e12)
 _HOP = (1e-8, 1e-3)
+_WINDOW = (2.0**10, 2.0**32)
+_MEMBERS = (1.0, 1024.0)
 _FRACTION = (0.01, 1.0)
 _SHARE = (0.0, 1.0)
 _MATMUL_RATE = (1e5, 1e17)
 _TIME = (1e-7, 3600.0)
+_STREAM_TIME = (1e-9, 100.0)
 _BUS_SHARE = (0.001, 1.6)
 """Bus bandwidth of a measured curve by the bandwidth of its link; above 1 where switches reduce in flight."""
 _OUTER_LATENCY = 0.5
@@ -115,6 +118,8 @@ def _all_numbers(entry: ClusterFile) -> Iterator[tuple[Path, Number | Numbers]]:
         yield ("device", "peak", dtype), value
     for i, table in enumerate(entry.device.matmul):
         yield ("device", "matmul", i, "rate"), table.rate
+    if entry.device.stream:
+        yield ("device", "stream", "time"), entry.device.stream.time
     for i, tier in enumerate(entry.tiers):
         for name, value in tier:
             if isinstance(value, Number):
@@ -157,6 +162,10 @@ def _device(device: DeviceEntry) -> Iterator[Complaint]:
             yield Complaint((*at, "matmul", i, "dtype"), problem, "Add its peak.")
         yield from _growing((*at, "matmul", i, "m"), table.m)
         yield from _numbers((*at, "matmul", i, "rate"), table.rate, len(table.m), "rate", _MATMUL_RATE, "a matmul")
+    if device.stream:
+        yield from _growing((*at, "stream", "nbytes"), device.stream.nbytes)
+        count = len(device.stream.nbytes)
+        yield from _numbers((*at, "stream", "time"), device.stream.time, count, "time", _STREAM_TIME, "one kernel")
 
 
 def _peaks(device: DeviceEntry) -> Iterator[Complaint]:
@@ -239,6 +248,21 @@ def _crossing(at: Path, tier: TierEntry, inner: list[str]) -> Iterator[Complaint
                 yield from _number((*at, "protocols", j, name), number, "bandwidth", _CHANNEL, "one ring or tree")
             elif isinstance(number, Number):
                 yield from _number((*at, "protocols", j, name), number, "time", _HOP, "one hop of a collective")
+    yield from _switches((*at, "switch_tree"), tier)
+
+
+def _switches(at: Path, tier: TierEntry) -> Iterator[Complaint]:
+    """A tree of switches stands beside protocols: it is one more way of the library they describe."""
+    tree = tier.switch_tree
+    if tree is None:
+        return
+    if not tier.protocols:
+        yield Complaint(at, "expected protocols beside the tree of switches, but found none", "State them.")
+    for name in ("start", "outer"):
+        yield from _number((*at, name), getattr(tree, name), "time", _HOP, "one hop of a collective")
+    yield from _number((*at, "share"), tree.share, "fraction", _FRACTION, "a share of the links")
+    yield from _number((*at, "window"), tree.window, "size", _WINDOW, "the bytes in flight of one domain")
+    yield from _number((*at, "members"), tree.members, "count", _MEMBERS, "ranks of one domain")
 
 
 def _curve(at: Path, curve: CurveEntry, tier: TierEntry, inner: float | None) -> Iterator[Complaint]:

@@ -10,20 +10,22 @@ import json
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hpsearch.cluster.curve import COLLECTIVES, Curve, Floats
 from hpsearch.cluster.device import Device
+from hpsearch.cluster.dispatch import Routing, dispatch_ways
 from hpsearch.cluster.find import find
 from hpsearch.cluster.read import Fact, read
-from hpsearch.cluster.route import Links, Price, cheapest, ways
+from hpsearch.cluster.route import Links, Price, Way, cheapest, ways
 from hpsearch.cluster.text import describe
 from hpsearch.cluster.tier import GroupShape, Tier, group_shape, packed
 from hpsearch.errors import ClusterError
 
-_PLAIN = (("wiring", "switch"), ("like", ""), ("protocols", ()))
+_PLAIN = (("wiring", "switch"), ("like", ""), ("protocols", ()), ("switch_tree", None))
 """Fields that a digest passes over while they say nothing, so that older digests stay as they were."""
 
 
@@ -66,6 +68,22 @@ class Cluster:
         if key not in self._prices:
             self._prices[key] = cheapest(ways(self._links, kind, self.shape(size, stride), np.array([float(nbytes)])))
         return self._prices[key]
+
+    def ways(self, kind: str, nbytes: float, size: int, stride: int) -> tuple[Price, ...]:
+        """Every legal way to run one call of `kind`, priced, the cheapest first; `collective` is the first of them."""
+        if size == 1:
+            return (Price(0.0, "exact", "one rank"),)
+        found = ways(self._links, self._kind(kind), self.shape(size, stride), np.array([float(nbytes)]))
+        return _ranked(found)
+
+    def dispatch(self, routing: Routing, size: int, stride: int) -> tuple[Price, ...]:
+        """Every way to send tokens to experts spread over groups of `size` ranks `stride` apart, the cheapest first.
+
+        All groups at once, experts drawn evenly. Combining costs the same with the token bytes of the way back.
+        """
+        if size == 1:
+            return (Price(0.0, "exact", "one rank"),)
+        return _ranked(dispatch_ways(self._links, routing, self.shape(size, stride)))
 
     def collective_s(self, kind: str, nbytes: ArrayLike, size: int, stride: int) -> Floats:
         """Seconds of `collective` for every size in an array; same shape."""
@@ -112,8 +130,8 @@ class Cluster:
     @cached_property
     def digest(self) -> str:
         """sha256 over everything a price can depend on, device count included; not over wording and sources."""
-        content = {"name": self.name, "devices": self.devices, "device": asdict(self.device)}
-        content["tiers"] = [{k: v for k, v in asdict(tier).items() if (k, v) not in _PLAIN} for tier in self.tiers]
+        content = {"name": self.name, "devices": self.devices, "device": _told(self.device)}
+        content["tiers"] = [_told(tier) for tier in self.tiers]
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def __str__(self) -> str:
@@ -142,6 +160,16 @@ class Cluster:
         sizes = self._tier_sizes
         placed = [[(curve, curve_shape(sizes, curve)) for curve in tier.curves] for tier in self.tiers]
         return Links(self.tiers, self.device.collective_launch_s, placed)
+
+
+def _ranked(found: list[Way]) -> tuple[Price, ...]:
+    """Prices of ways to do one thing, the cheapest first."""
+    return tuple(sorted((Price(float(s[0]), basis, how) for s, basis, how in found), key=lambda price: price.seconds))
+
+
+def _told(part: Device | Tier) -> dict[str, Any]:
+    """The fields of a part, those left out that say nothing."""
+    return {k: v for k, v in asdict(part).items() if (k, v) not in _PLAIN}
 
 
 def curve_shape(tier_sizes: tuple[int, ...], curve: Curve) -> GroupShape:

@@ -28,6 +28,21 @@ class MatmulTable:
 
 
 @dataclass(frozen=True)
+class StreamTable:
+    """Measured seconds of a memory-bound kernel over the bytes it reads and writes, launch included; both growing."""
+
+    nbytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, nbytes: Floats) -> Floats:
+        """Log-log between points. Below the first: its time. Beyond the last: at its bandwidth."""
+        seconds = np.maximum.accumulate(np.asarray(self.seconds))
+        known = np.log(np.asarray(self.nbytes, dtype=np.float64))
+        inside = np.exp(np.interp(np.log(np.maximum(nbytes, 1.0)), known, np.log(seconds)))
+        return np.asarray(inside * np.maximum(1.0, nbytes / self.nbytes[-1]))
+
+
+@dataclass(frozen=True)
 class Device:
     """One device: a GPU, a die, or one process of this machine. SI units throughout."""
 
@@ -51,6 +66,8 @@ class Device:
     matmul: tuple[MatmulTable, ...] = ()
     overlap_efficiency: float = 0.0
     """Share of a parameter gather or gradient reduction that compute running beside it hides; 0 where unmeasured."""
+    stream: StreamTable | None = None
+    """Memory-bound kernels as measured; None: launch and bandwidth."""
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """Dense peak; ClusterError when the description has none for `dtype`."""
@@ -98,7 +115,8 @@ class Device:
 
     def memory_bound_s(self, nbytes: ArrayLike) -> Floats:
         """Seconds of one kernel that reads and writes `nbytes` and computes next to nothing; its launch included."""
-        return np.asarray(self.launch_s + self._stream_s(np.asarray(nbytes, dtype=np.float64)))
+        moved = np.asarray(nbytes, dtype=np.float64)
+        return self.stream.at(moved) if self.stream else np.asarray(self.launch_s + self._stream_s(moved))
 
     def _stream_s(self, nbytes: Floats) -> Floats:
         return nbytes / (self.memory_bytes_per_s * self.memory_efficiency)

@@ -9,10 +9,19 @@ from pydantic import ValidationError
 
 from hpsearch.cluster.check import complaints
 from hpsearch.cluster.curve import Curve, bus_factor
-from hpsearch.cluster.device import Device, MatmulTable
+from hpsearch.cluster.device import Device, MatmulTable, StreamTable
 from hpsearch.cluster.lines import line_of, line_of_paths, path_text
-from hpsearch.cluster.protocol import Protocol
-from hpsearch.cluster.schema import ClusterFile, CurveEntry, DeviceEntry, Number, Numbers, ProtocolEntry, TierEntry
+from hpsearch.cluster.protocol import Protocol, SwitchTree
+from hpsearch.cluster.schema import (
+    ClusterFile,
+    CurveEntry,
+    DeviceEntry,
+    Number,
+    Numbers,
+    ProtocolEntry,
+    SwitchTreeEntry,
+    TierEntry,
+)
 from hpsearch.cluster.tier import Tier
 from hpsearch.cluster.units import UNITS, Complaint
 from hpsearch.cluster.wrong import complaints_of_schema
@@ -99,6 +108,7 @@ def _device(entry: DeviceEntry) -> Device:
         matmul=tuple(
             MatmulTable(t.dtype, t.n, t.k, t.m, _many(t.rate, "rate"), _basis(t.rate.kind)) for t in entry.matmul
         ),
+        stream=None if entry.stream is None else StreamTable(entry.stream.nbytes, _many(entry.stream.time, "time")),
     )
 
 
@@ -115,6 +125,7 @@ def _tier(entry: TierEntry) -> Tier:
         wiring=entry.wiring,
         like=entry.like,
         protocols=tuple(_protocol(protocol) for protocol in entry.protocols),
+        switch_tree=None if entry.switch_tree is None else _switch_tree(entry.switch_tree),
     )
 
 
@@ -129,6 +140,16 @@ def _protocol(entry: ProtocolEntry) -> Protocol:
         ring_share=entry.ring_share.value,
         tree_share=entry.tree_share.value,
         channel_bytes_per_s=None if entry.channel is None else si(entry.channel, "bandwidth"),
+    )
+
+
+def _switch_tree(entry: SwitchTreeEntry) -> SwitchTree:
+    return SwitchTree(
+        start_s=si(entry.start, "time"),
+        outer_s=si(entry.outer, "time"),
+        share=entry.share.value,
+        window_bytes=si(entry.window, "size"),
+        members=int(entry.members.value),
     )
 
 
@@ -159,10 +180,13 @@ def facts(entry: ClusterFile) -> tuple[Fact, ...]:
     found = [one(f"device.{name}", n) for name, n in entry.device if isinstance(n, Number)]
     found += [one(f"device.peak.{dtype}", n) for dtype, n in entry.device.peak.items()]
     found += [one(f"device.matmul {t.dtype} n={t.n} k={t.k}", t.rate) for t in entry.device.matmul]
+    found += [one("device.stream", entry.device.stream.time)] if entry.device.stream else []
     for tier in entry.tiers:
         found += [one(f"{tier.name}.{name}", n) for name, n in tier if isinstance(n, Number)]
         for p in tier.protocols:
             found += [one(f"{tier.name}.{p.name}.{name}", n) for name, n in p if isinstance(n, Number)]
+        for name, n in tier.switch_tree or ():
+            found.append(one(f"{tier.name}.switch_tree.{name}", n))
         for c in tier.collectives:
             found.append(one(f"{tier.name}.{c.op} x{c.group}", c.time or c.busbw or c.algbw or _none(c)))
     return tuple(found)

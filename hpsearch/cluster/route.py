@@ -6,8 +6,9 @@ hierarchical  inner reduce-scatter, outer all-reduce on the piece left, inner al
 pipelined     the hierarchical all-reduce with its tiers at work at the same time, where the cluster says how well
 direct        all_to_all in which every pair exchanges at once; each tier carries what leaves the tier inside it
 
-library       what one call runs across a tier whose protocols are known: one ring, or a tree for all_reduce; then no
-              other way is open to all_gather, reduce_scatter and all_reduce
+library       what one call runs across a tier whose protocols are known: one ring, or for all_reduce a tree, of ranks
+              or of the sums that switches make in each domain; then no other way is open to all_gather, reduce_scatter
+              and all_reduce
 
 Inner tiers can be merged into one flat step, so that a tier as fast as its neighbour costs no step of its own.
 """
@@ -20,7 +21,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from hpsearch.cluster.curve import Curve, Floats, price_from_curves, weakest
-from hpsearch.cluster.protocol import Span, ring_seconds, tree_seconds
+from hpsearch.cluster.protocol import Span, ring_seconds, switch_tree_seconds, tree_seconds
 from hpsearch.cluster.tier import GroupShape, Tier, curves_alike, leaf_seconds
 
 
@@ -143,14 +144,14 @@ def _span(links: Links, kind: str, shape: GroupShape) -> Span | None:
     if not top.protocols or kind == "all_to_all" or domains < 0:
         return None
     members = shape.size // domains
-    rate = members * top.rate
-    if members > 1:
-        rate = min(rate, links.tiers[shape.outermost - 1].rate_within(members))
-    return Span(shape.size, domains, rate)
+    if members == 1:
+        return Span(shape.size, domains, top.rate)
+    return Span(shape.size, domains, members * top.rate, links.tiers[shape.outermost - 1].rate_within(members))
 
 
 def _library(links: Links, kind: str, shape: GroupShape, span: Span, nbytes: Floats) -> list[Way]:
-    """A ring of each protocol, and for all_reduce a tree of each; none starts before the device's collectives do."""
+    """A ring of each protocol, and for all_reduce a tree of each and one of switches where they add up; none starts
+    before the device's collectives do."""
     top = links.tiers[shape.outermost]
     late = [max(0.0, links.launch_s - p.start_s) for p in top.protocols]
     words = f"{kind} {top.name} x{span.size}"
@@ -159,6 +160,10 @@ def _library(links: Links, kind: str, shape: GroupShape, span: Span, nbytes: Flo
         found.append((wait + ring_seconds(p, kind, span, nbytes), "modelled", f"{words} ({p.name} ring)"))
         if kind == "all_reduce":
             found.append((wait + tree_seconds(p, span, nbytes), "modelled", f"{words} ({p.name} tree)"))
+    switches = top.switch_tree
+    if kind == "all_reduce" and switches is not None and span.members >= switches.members:
+        inside, _, _ = links.leaf(kind, shape.inside(-1, shape.outermost - 1), nbytes)
+        found.append((switch_tree_seconds(switches, span, inside, nbytes), "modelled", f"{words} (switch tree)"))
     return found
 
 

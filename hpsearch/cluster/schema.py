@@ -64,6 +64,16 @@ class ProtocolEntry(_Strict):
     """Bandwidth that one ring or tree cannot exceed."""
 
 
+class SwitchTreeEntry(_Strict):
+    """All_reduce by switches that add up inside a domain; see `hpsearch.cluster.protocol`."""
+
+    start: Number
+    outer: Number
+    share: Number
+    window: Number
+    members: Number
+
+
 class TierEntry(_Strict):
     name: str
     size: Number
@@ -79,6 +89,7 @@ class TierEntry(_Strict):
     """An inner tier whose switches this one's ranks share: its curves hold for groups of this tier too."""
     protocols: tuple[ProtocolEntry, ...] = ()
     """What one call of a collective runs; without them the cheapest composition of the tiers is the price."""
+    switch_tree: SwitchTreeEntry | None = None
     collectives: tuple[CurveEntry, ...] = ()
 
 
@@ -88,6 +99,14 @@ class MatmulEntry(_Strict):
     k: Count
     m: tuple[Count, ...]
     rate: Numbers
+
+
+class StreamEntry(_Strict):
+    """Memory-bound kernels by the bytes they read and write: caches make small ones faster than memory."""
+
+    nbytes: tuple[Count, ...]
+    time: Numbers
+    """Launch included."""
 
 
 class DeviceEntry(_Strict):
@@ -104,6 +123,8 @@ class DeviceEntry(_Strict):
     host_bandwidth: Number | None = None
     peak: dict[str, Number]
     matmul: tuple[MatmulEntry, ...] = ()
+    stream: StreamEntry | None = None
+    """Left out where only `memory_bandwidth` is known."""
 
 
 class ClusterFile(_Strict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hpsearch.cluster.schema import ClusterFile, DeviceEntry, Number, Numbers, ProtocolEntry, TierEntry
+from hpsearch.cluster.schema import ClusterFile, DeviceEntry, Number, Numbers, ProtocolEntry, SwitchTreeEntry, TierEntry
 
 
 def write(entry: ClusterFile) -> str:
@@ -23,6 +23,13 @@ def _device(device: DeviceEntry) -> list[str]:
     for table in device.matmul:
         lines += ["", "[[device.matmul]]", f"dtype = {_text(table.dtype)}", f"n = {table.n}", f"k = {table.k}"]
         lines += [f"m = {list(table.m)}", f"rate = {_value(table.rate)}"]
+    if device.stream:
+        lines += [
+            "",
+            "[device.stream]",
+            f"nbytes = {list(device.stream.nbytes)}",
+            f"time = {_value(device.stream.time)}",
+        ]
     return lines
 
 
@@ -32,6 +39,8 @@ def _tier(tier: TierEntry) -> list[str]:
     lines += [f"like = {_text(tier.like)}"] if tier.like else []
     for protocol in tier.protocols:
         lines += ["", "[[tiers.protocols]]", f"name = {_text(protocol.name)}", *_fields(protocol)]
+    if tier.switch_tree is not None:
+        lines += ["", "[tiers.switch_tree]", *_fields(tier.switch_tree)]
     for curve in tier.collectives:
         lines += ["", "[[tiers.collectives]]", f"op = {_text(curve.op)}", f"group = {curve.group}"]
         lines += [f"stride = {curve.stride}", f"nbytes = {list(curve.nbytes)}"]
@@ -40,7 +49,7 @@ def _tier(tier: TierEntry) -> list[str]:
     return lines
 
 
-def _fields(entry: DeviceEntry | TierEntry | ProtocolEntry) -> list[str]:
+def _fields(entry: DeviceEntry | TierEntry | ProtocolEntry | SwitchTreeEntry) -> list[str]:
     return [f"{name} = {_value(number)}" for name, number in entry if isinstance(number, Number)]
 
 

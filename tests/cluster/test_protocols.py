@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpsearch.cluster import COLLECTIVES, Cluster, Curve, Tier
-from hpsearch.cluster.protocol import Protocol
+from hpsearch.cluster.protocol import Protocol, SwitchTree
 from hpsearch.cluster.read import parse, read
 from hpsearch.cluster.tier import packed
 from hpsearch.cluster.write import write
@@ -72,6 +72,46 @@ def test_inside_a_node_and_for_exchanges_nothing_changes(toy: Cluster, crossed: 
         assert crossed.collective(kind, 1e6, 8, 1) == toy.collective(kind, 1e6, 8, 1)
     for size, stride in ((32, 1), (4, 8), (16, 2)):
         assert crossed.collective("all_to_all", 1e6, size, stride) == toy.collective("all_to_all", 1e6, size, stride)
+
+
+SWITCHES = SwitchTree(25 * US, 20 * US, 0.8, 8e6, 5)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "window"),
+    [(1e6, 1e6), (4e6, 4e6), (6e6, 4e6), (8e6, 4e6), (12e6, 6e6), (16e6, 8e6), (1e9, 8e6)],
+)
+def test_switches_that_add_up_by_hand(crossed: Cluster, nbytes: float, window: float) -> None:
+    """4 nodes: log2(4) hops up and down, each waits for a window at the node's 80 GB/s; of more than two nodes each
+    sends twice, so bytes pass at 0.8 of 40 GB/s, or as a node alone takes, whichever is slower."""
+    node, fabric = crossed.tiers
+    cluster = dataclasses.replace(crossed, tiers=(node, dataclasses.replace(fabric, switch_tree=SWITCHES)))
+    found = {p.how: p.seconds for p in cluster.ways("all_reduce", nbytes, 32, 1)}
+    inside = crossed.collective("all_reduce", nbytes, 8, 1).seconds
+    expected = 4 * (20 * US + window / 80e9) + max(inside, 25 * US + nbytes / (0.8 * 40e9))
+    assert found["all_reduce fabric x32 (switch tree)"] == pytest.approx(expected, rel=1e-12)
+    two = {p.how: p.seconds for p in cluster.ways("all_reduce", nbytes, 16, 1)}
+    expected = 2 * (20 * US + window / 80e9) + max(inside, 25 * US + nbytes / (0.8 * 80e9))
+    assert two["all_reduce fabric x16 (switch tree)"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_switches_take_part_from_enough_ranks_of_a_node_on(crossed: Cluster) -> None:
+    node, fabric = crossed.tiers
+    cluster = dataclasses.replace(crossed, tiers=(node, dataclasses.replace(fabric, switch_tree=SWITCHES)))
+    for size, stride in ((16, 2), (4, 8)):  # 4 ranks and 1 rank a node
+        assert cluster.ways("all_reduce", 1e6, size, stride) == crossed.ways("all_reduce", 1e6, size, stride)
+    for kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        assert cluster.ways(kind, 1e6, 32, 1) == crossed.ways(kind, 1e6, 32, 1)
+
+
+def test_ways_are_named_and_the_first_is_the_price(crossed: Cluster) -> None:
+    found = crossed.ways("all_reduce", 1e6, 32, 1)
+    assert sorted(p.how.partition("x32 ")[2] for p in found) == [
+        "(LL ring)", "(LL tree)", "(Simple ring)", "(Simple tree)",
+    ]  # fmt: skip
+    assert found[0].how == "all_reduce fabric x32 (LL tree)"
+    assert found[0] == crossed.collective("all_reduce", 1e6, 32, 1)
+    assert [p.seconds for p in found] == sorted(p.seconds for p in found)
 
 
 def test_a_measured_curve_comes_before_the_library_model(crossed: Cluster) -> None:
@@ -159,6 +199,30 @@ def test_protocols_are_read_and_written() -> None:
     assert next(f.path for f in found.facts if "Simple" in f.path) == "fabric.Simple.start"
     plain, crossed = (Cluster("a", 8, d.device, d.tiers).digest for d in (read(GOOD, "x"), found))
     assert plain != crossed
+
+
+SWITCH_TREE = """
+[tiers.switch_tree]
+start = { value = 25, unit = "us", kind = "published", source = "here" }
+outer = { value = 20.9, unit = "us", kind = "published", source = "here" }
+share = { value = 0.8, unit = "fraction", kind = "published", source = "here" }
+window = { value = 16, unit = "MiB", kind = "published", source = "here" }
+members = { value = 5, unit = "devices", kind = "measured", source = "here" }
+"""
+
+
+def test_trees_of_switches_are_read_written_and_checked() -> None:
+    text = GOOD + PROTOCOL + SWITCH_TREE
+    found = read(text, "x")
+    assert found.tiers[1].switch_tree == SwitchTree(25 * US, pytest.approx(20.9 * US), 0.8, 2.0**24, 5)
+    assert parse(write(parse(text, "x")), "y") == parse(text, "x")
+    assert "fabric.switch_tree.window" in {f.path for f in found.facts}
+    with pytest.raises(
+        ClusterError, match=r"switch_tree: expected protocols beside the tree of switches, but found none"
+    ):
+        read(GOOD + SWITCH_TREE, "x")
+    with pytest.raises(ClusterError, match=r"tiers\[1\]\.switch_tree\.outer: expected 0.01 us to 1 ms for one hop"):
+        read(text.replace('20.9, unit = "us"', '20.9, unit = "ms"'), "x")
 
 
 def test_protocols_and_meshes_that_cannot_be() -> None:
