@@ -21,8 +21,8 @@ COMMUNICATOR_BYTES = 0.27e9
 (NCCL_BUFFSIZE, docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)."""
 RESERVE = 0.03
 """Of all tensors: what the allocator holds beyond them."""
-ACTIVATION_RESERVE = 0.03
-"""Of activations, besides: blocks of many sizes that come and go leave holes."""
+HOLES = 0.03
+"""Of activations, besides, with segments of fixed size: blocks of many sizes that come and go leave holes."""
 MASTER_BYTES, MOMENT_BYTES = 4.0, 8.0
 """fp32 master copy, and the two fp32 moments of Adam, of one parameter."""
 GATHERED_LAYERS = 2
@@ -107,7 +107,9 @@ def _rank_parts(
     fullest = max(moments, key=lambda parts: sum(size for _, size in parts))
     parts = [("weights", weights), ("gradients", gradients), ("optimizer", optimizer), *fullest]
     tensors = sum(size for _, size in parts)
-    reserve = RESERVE * tensors + ACTIVATION_RESERVE * dict(parts).get("activations", 0.0)
+    reserve = RESERVE * tensors
+    if not layout.expandable:
+        reserve += HOLES * dict(parts).get("activations", 0.0)
     return (*parts, ("reserve", reserve), ("context", _context(layout)))
 
 
@@ -128,7 +130,8 @@ def _resident(layout: ParallelLayout, kept: float, layers: float) -> float:
 
 def states(layout: ParallelLayout, dense: float, expert: float) -> tuple[float, float, float]:
     """(weights, gradients, optimizer) bytes: 16-bit weights, fp32 master and two moments. Fully sharded storage holds
-    the master alone; what is gathered in 16 bit counts as a buffer."""
+    the master alone; what is gathered in 16 bit counts as a buffer, unless it stays from forward to backward (ZeRO-2).
+    Frozen weights of a low precision have no master and are stored in it."""
     if layout.lora:
         bytes_each = 1.0 if layout.low_precision else 2.0
         bytes_each /= layout.shards if layout.fsdp else 1
@@ -136,7 +139,7 @@ def states(layout: ParallelLayout, dense: float, expert: float) -> tuple[float, 
     weights = gradients = optimizer = 0.0
     for params, ranks in ((dense, layout.data_ranks), (expert, layout.expert_data_ranks)):
         shards = max(1, min(ranks, layout.shards if layout.shard_ranks else ranks))
-        weights += 0.0 if layout.fsdp else 2 * params / (shards if layout.zero >= 3 else 1)
+        weights += 0.0 if layout.fsdp and layout.zero >= 3 else 2 * params / (shards if layout.zero >= 3 else 1)
         gradients += layout.grad_bytes * params / (shards if layout.zero >= 2 else 1)
         optimizer += (MASTER_BYTES + MOMENT_BYTES) * params / (shards if layout.zero >= 1 else 1)
     return weights, gradients, optimizer

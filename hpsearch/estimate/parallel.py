@@ -67,6 +67,11 @@ class ParallelLayout:
     """step; or layer: forward and backward of the layers alone, no optimizer, head or reduction."""
     offload_share: float = 0.0
     """Share of saved activations that live in host memory between forward and backward."""
+    qkv_views: bool = False
+    """Values are kept as a view of the projection of queries, keys and values, which so lives as long as they do,
+    beside rotated queries and keys; else the attention kernel gets tensors of their own."""
+    expandable: bool = True
+    """The allocator grows its segments (torch's `expandable_segments`): freed blocks of any size serve again."""
 
     def __post_init__(self) -> None:
         inner = self.tp * self.pp * self.cp

@@ -171,6 +171,8 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
     rotary = 0.0 if shape.positions else 1.0
     work.moved_forward += rotary * (4 if layout.fused else 16) * tokens * (q + kv)
     work.moved_backward += rotary * (4 if layout.fused else 16) * tokens * (q + kv)
+    if layout.qkv_views and shape.mla is None:
+        work.copies += rotary * 2 * tokens * (q + kv)
     if shape.mla is None:
         work.copies += rotary * 2 * tokens * (q + kv)
     if not layout.fused:
@@ -182,6 +184,8 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
     if layout.cp > 1:
         work.cp_bytes += 2 * tokens * (kv + (kv if shape.mla is None else v))
     add_linear(work, layout, tokens, h, v)
+    if layout.low_precision and not layout.lora:
+        work.copies += input_bytes(layout) * v * tokens
     add_tp_pair(work, layout, 2.0 * h * tokens, 1 if layout.fused else 3)
     add_residual(work, layout, h, rows)
     return work
@@ -287,6 +291,7 @@ def moe(shape: ModelShape, layout: ParallelLayout) -> Work:
         add_linear(work, layout, tokens, h, g)
     if layout.tp > 1:
         add_tp_pair(work, layout, 2.0 * h * layout.tokens)
+    work.saved_parts["moe"] = work.saved - work.saved_parts["norm"] - 2 * h * rows
     add_residual(work, layout, h, rows)
     return work
 

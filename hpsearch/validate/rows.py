@@ -16,8 +16,11 @@ from hpsearch.validate.machine import machine
 Row = Mapping[str, Any]
 NEEDED = ("tp", "pp", "dp", "micro_batch", "global_batch")
 FLASH_YEAR, OVERLAP_YEAR, DEDUP_YEAR = 2023, 2024, 2026
-"""From when fused attention without dropout, overlapped reductions, and dispatchers that send a token to a node once
-are what training code does by default."""
+"""From when fused attention without dropout (but in GPT-2's blocks, whose recipe has it), overlapped reductions, and
+dispatchers that send a token to a node once are what training code does by default."""
+OWN_TENSORS_YEAR = 2025
+"""From when attention takes queries, keys and values as tensors of their own (Transformer Engine), and
+recipes set the allocator's expandable segments."""
 PARTS = {
     "core_attn": "attention", "attention": "attention", "mlp": "mlp", "moe": "moe", "moe_act": "activation",
     "layernorm": "norm", "mla_up_proj": "mla_up",
@@ -81,12 +84,15 @@ def scored(row: Row) -> bool:
 
 
 def year(row: Row) -> int:
-    """When the run was published; by the device's generation where the row does not say."""
+    """When the run was published (round 5 of MLPerf Training was 2025's); by the device's generation where the row does
+    not say."""
     text = str(row["source"].get("published") or "")
     if found := re.search(r"20\d\d", text):
         return int(found[0])
     if found := re.match(r"(\d\d)\.(\d\d)", text):
         return 2000 + int(found[1])
+    if found := re.match(r"(\d)\.\d$", text):
+        return 2020 + int(found[1])
     return {"volta": 2020, "ampere": 2022}.get(generation(row["hardware"]["device"]), 2024)
 
 
@@ -171,6 +177,8 @@ class _Reader:
             lora=row.get("workload") == "lora",
             trained_parts="layer" if str(row.get("workload")).startswith("single-layer") else "step",
             offload_share=self._offload(extra),
+            qkv_views=when < OWN_TENSORS_YEAR,
+            expandable=when >= OWN_TENSORS_YEAR,
             flash=attention.flash,
             flash_rate=attention.rate,
             fused_softmax=attention.fused_softmax,
@@ -182,9 +190,9 @@ class _Reader:
         return fsdp not in ("none", "false") or self.row["parallel"].get("zero_stage") == 3
 
     def _zero(self, when: int, sharded: bool) -> int:
-        if sharded:
-            return 3
         stage = self.row["parallel"].get("zero_stage")
+        if sharded:
+            return 3 if stage is None else int(stage)
         if stage is not None:
             return int(stage)
         state = self.row["parallel"].get("distributed_optimizer")
@@ -210,13 +218,14 @@ class _Reader:
     def _attention(self, when: int) -> _Attention:
         extra = self.row["parallel"].get("extra") or {}
         kernel = str(extra.get("attention_kernel") or extra.get("attention") or "")
+        dropout = when < FLASH_YEAR or (self.row["model"].get("position") == "learned" and not self._sharded())
         if kernel:
             rate = 1.0 if "2" in kernel else FIRST_FLASH
             return _Attention("flash" in kernel, rate, kernel == "fused", False)
         rate = FIRST_FLASH if when <= FLASH_YEAR else 1.0
         if when > FLASH_YEAR and generation(self.row["hardware"]["device"]) == "hopper":
             rate = HOPPER_FLASH
-        return _Attention(when >= FLASH_YEAR, rate, True, when < FLASH_YEAR)
+        return _Attention(when >= FLASH_YEAR, rate, True, dropout)
 
     def _recompute(self, when: int) -> tuple[str, frozenset[str], float]:
         """(kind, parts of selective, share of layers under full)."""
