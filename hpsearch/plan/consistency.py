@@ -38,6 +38,10 @@ def _named_alike(file: PlanFile, model: ModelGraph) -> Iterator[Fault]:
     """The fingerprint is of the model alone; what an edit did to names and shapes shows only here."""
     for found in (*parameter_differences(file, model), *step_differences(file, model)):
         yield found, AS_THE_MODEL
+    entry = file.model
+    for field, said, true in (("name", entry.name, model.name), ("parameters", entry.parameters, model.num_params)):
+        if said != true:
+            yield f"model.{field}: expected {true}, but found {said}", AS_THE_MODEL
     then, now = [(i.name, i.dtype) for i in file.inputs], [(i.name, i.dtype) for i in model.inputs]
     if then != now:
         words = [", ".join(f"{name} {dtype}" for name, dtype in side) or "none" for side in (now, then)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpsearch.errors import PlanError
 from hpsearch.graph import Call, ModelGraph, Op, OpGraph
-from hpsearch.plan.patterns import param_patterns
+from hpsearch.plan.patterns import further_names, param_patterns
 from hpsearch.plan.schema import PlanFile
 
 REPLAN = "Search again for this model with `hpsearch plan`, or load the model that the plan was made for."
@@ -96,6 +96,10 @@ def parameter_differences(file: PlanFile, graph: ModelGraph) -> Iterator[str]:
             yield f"parameter {p.pattern} is {words[0]} in the plan and {words[1]} in the model"
         if patterns[p.graph, p.local] != p.pattern:
             yield f"parameter {p.pattern} of the plan is called {patterns[p.graph, p.local]} in the model"
+        ties = further_names(graph, p.graph, p.local)
+        if p.aliases != ties:
+            then, now = (", ".join(names) or "nothing" for names in (p.aliases, ties))
+            yield f"parameter {p.pattern} is tied to {then} in the plan and to {now} in the model"
     for key, pattern in patterns.items():
         if key not in planned:
             piece = pieces[key[0]][0]

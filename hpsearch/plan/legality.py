@@ -182,6 +182,8 @@ def _collectives(file: PlanFile) -> Iterator[Fault]:
         where = f"collectives[{i}] ({entry.kind} of {entry.what})"
         if entry.kind not in KINDS:
             yield f"{where}: unknown kind {entry.kind!r}", f"Kinds are {', '.join(KINDS)}."
+        if entry.dtype not in ITEM_BYTES:
+            yield f"{where}: unknown dtype {entry.dtype!r}", f"Known: {', '.join(ITEM_BYTES)}."
         if entry.axis not in axes:
             yield f"{where}: names axis {entry.axis!r}", f"The mesh has {', '.join(axes) or 'no axis'}."
         if entry.phase not in PHASES:

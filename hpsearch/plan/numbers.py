@@ -41,6 +41,9 @@ def prediction(file: PlanFile) -> Iterator[Fault]:
     if filled != predicted.peak_bytes:
         problem = f"predicted.peak_bytes: expected the sum of predicted.bytes = {filled}, but found"
         yield f"{problem} {predicted.peak_bytes}", ORIGINAL
+    if predicted.peak_bytes > cluster.memory_bytes:
+        problem = f"predicted.peak_bytes: expected at most cluster.memory_bytes = {cluster.memory_bytes}, but found"
+        yield f"{problem} {predicted.peak_bytes}", "A plan fits its devices. " + ORIGINAL
 
 
 def proof(file: PlanFile) -> Iterator[Fault]:
@@ -50,6 +53,10 @@ def proof(file: PlanFile) -> Iterator[Fault]:
     objective_s, bound_s = certificate.objective_s, certificate.bound_s
     names = ("objective_s", "bound_s", "gap", "considered", "solved", "pruned")
     yield from _negative({f"certificate.{name}": getattr(certificate, name) for name in names})
+    seen = f"{certificate.solved} solved and {certificate.pruned} pruned"
+    if not 1 <= certificate.solved <= certificate.considered - certificate.pruned:
+        problem = f"certificate: expected one or more solved, and at most {certificate.considered} considered in all"
+        yield f"{problem}, but found {seen}", ORIGINAL
     if status not in STATUS:
         yield f"certificate.status: expected {' or '.join(STATUS)}, but found {status!r}", ORIGINAL
     if not same(objective_s, step_s):

@@ -22,6 +22,12 @@ def param_patterns(graph: ModelGraph) -> dict[tuple[str, str], str]:
     return {key: pattern_of(names[key], "{}") if shared[text] > 1 else text for key, text in starred.items()}
 
 
+def further_names(graph: ModelGraph, piece: str, local: str) -> tuple[str, ...]:
+    """The other names of the tensors that a parameter of `piece` stands for: those it is tied to."""
+    fqns = (local,) if piece == graph.outer.name else graph.fqns(piece, local)
+    return tuple(dict.fromkeys(name for fqn in fqns if fqn in graph.params for name in graph.params[fqn].aliases))
+
+
 def pattern_of(fqns: Sequence[str], style: str = "*") -> str:
     """`model.layers.*.mlp.up_proj.weight` for the names of all layers; with style `{}`, `model.layers.{0-3}.mlp…`.
 

@@ -146,7 +146,7 @@ def _sealed(file: PlanFile, seal: str) -> PlanFile:
 def check_cluster(file: PlanFile, cluster: Cluster, subject: str) -> None:
     """Refuses a cluster other than the plan's, listing every field that differs."""
     then, now = file.cluster, cluster_entry(cluster)
-    if (then.name, then.digest, then.devices) == (now.name, now.digest, now.devices):
+    if then == now:
         return
     differing = [
         f"{name} is {getattr(then, name)!r} in the plan and {getattr(now, name)!r} here"

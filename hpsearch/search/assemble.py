@@ -25,6 +25,7 @@ from hpsearch.plan import (
     model_fingerprint,
     param_patterns,
 )
+from hpsearch.plan.patterns import further_names
 from hpsearch.plan.traffic import traffic
 from hpsearch.search.candidates import SPACE
 from hpsearch.search.fix import Fix
@@ -117,13 +118,10 @@ def _parameters(model: ModelGraph, found: Found) -> tuple[ParamEntry, ...]:
         key = (graph_name, graph.params[local])
         storage = found.table.storages[key][found.state(key)]
         count = 1 if graph is model.outer else len(model.fqns(graph_name, local))
-        entries.append(_parameter(graph, local, pattern, count, storage, found, _aliases(model, graph, local)))
+        entries.append(
+            _parameter(graph, local, pattern, count, storage, found, further_names(model, graph_name, local))
+        )
     return tuple(entries)
-
-
-def _aliases(model: ModelGraph, graph: OpGraph, local: str) -> tuple[str, ...]:
-    fqns = (local,) if graph is model.outer else model.fqns(graph.name, local)
-    return tuple(dict.fromkeys(name for fqn in fqns if fqn in model.params for name in model.params[fqn].aliases))
 
 
 def _parameter(

@@ -140,6 +140,10 @@ EDITS: list[tuple[str, Callable[[Tree], None], str]] = [
     ("gap", put("certificate", "bound_s", value=0.00155), f"certificate.gap: expected (objective_s - bound_s) / objective_s = 0.5, but found 0. {ORIGINAL}"),
     ("no optimum", lambda t: t["certificate"].update(bound_s=0.00155, gap=0.5), f"certificate.status: optimal, but the gap is 0.5. {ORIGINAL}"),
     ("fewer than none", put("certificate", "solved", value=-2), "certificate.solved: expected no negative number, but found -2. Correct it."),
+    ("none solved", put("certificate", "solved", value=0), f"certificate: expected one or more solved, and at most 6 considered in all, but found 0 solved and 3 pruned. {ORIGINAL}"),
+    ("more than all", put("certificate", "considered", value=4), f"certificate: expected one or more solved, and at most 4 considered in all, but found 2 solved and 3 pruned. {ORIGINAL}"),
+    ("too full", put("cluster", "memory_bytes", value=10239), f"predicted.peak_bytes: expected at most cluster.memory_bytes = 10239, but found 10240. A plan fits its devices. {ORIGINAL}"),
+    ("collective's dtype", put("collectives", 0, "dtype", value="float31"), "collectives[0] (all_gather of embed.weight): unknown dtype 'float31'. Known: float64, "),
     ("seal", put("predicted", "priced", value=""), "predicted.priced is empty. Write the plan with hpsearch; the field tells an edit by hand."),
 ]  # fmt: skip
 
@@ -296,6 +300,9 @@ MISFITS = [
     (put("parameters", 1, "used", value="R"), "p.json: parameter layers.*.proj.weight, used: R, but the placements make proj_weight as tp:S0. Edit both, or search again with `hpsearch plan` and --fix."),
     (put("parameters", 1, "gradient", value="dp_shard:P"), "p.json: parameter layers.*.proj.weight, gradient: dp_shard:P, but the placements make dw as tp:S0 dp_shard:P."),
     (put("job", "micro_batches", value=4), "p.json: input input_ids: expected shape [2, 8] for a micro-batch of 2 rows, but found [4, 8]. The shape follows from job.global_batch and job.micro_batches; correct either."),
+    (put("model", "parameters", value=1025), f"p.json: model.parameters: expected 1024, but found 1025. {AS_THE_MODEL}"),
+    (put("model", "name", value="Tinier"), f"p.json: model.name: expected Tiny, but found Tinier. {AS_THE_MODEL}"),
+    (put("parameters", 0, "aliases", value=["head.weight"]), f"p.json: parameter embed.weight is tied to head.weight in the plan and to nothing in the model. {AS_THE_MODEL}"),
     (put("inputs", 0, "layout", value="R"), "p.json: input input_ids: layout R, but the placements bring ids as dp_shard:S0."),
 ]  # fmt: skip
 
@@ -307,6 +314,20 @@ def test_an_edit_that_the_model_cannot_take_is_refused(plan: Plan, edit: Any, me
     with pytest.raises(PlanError) as error:
         Plan.from_bytes(json.dumps(tree).encode(), "p.json", model())
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["name", "digest", "device", "memory_bytes"])
+def test_what_a_plan_says_of_its_cluster_is_held_against_it(plan: Plan, field: str) -> None:
+    from hpsearch.cluster import Cluster
+    from hpsearch.plan.plan import cluster_entry
+
+    cluster = Cluster.load("h100-sxm-roce400", devices=4)
+    right = cluster_entry(cluster)
+    assert Plan.from_bytes(Plan(plan_file().model_copy(update={"cluster": right})).content, "p.json", None, cluster)
+    value = right.memory_bytes - 1 if field == "memory_bytes" else "other"
+    edited = plan.file.model_copy(update={"cluster": right.model_copy(update={field: value})})
+    with pytest.raises(PlanError, match=f"made for another cluster: {field} is .* in the plan"):
+        Plan.from_bytes(Plan(edited).content, "p.json", None, cluster)
 
 
 def test_a_parameter_nobody_has_is_answered_with_near_names(plan: Plan) -> None:
