@@ -220,6 +220,8 @@ def _tier(at: Path, tier: TierEntry, inner: float) -> Iterator[Complaint]:
         *_number((*at, "bandwidth"), tier.bandwidth, "bandwidth", link.bandwidth, what),
         *_number((*at, "latency"), tier.latency, "time", link.latency, f"one message on {tier.link}"),
     ]
+    if tier.each is not None and not wrong_numbers:
+        wrong_numbers += _each(at, tier, int(inner), link.bandwidth)
     for name in ("efficiency", "pipelining"):
         number = getattr(tier, name)
         if number is not None:
@@ -227,6 +229,25 @@ def _tier(at: Path, tier: TierEntry, inner: float) -> Iterator[Complaint]:
     yield from wrong_numbers
     for i, curve in enumerate(tier.collectives):
         yield from _curve((*at, "collectives", i), curve, tier, inner if not wrong_numbers else None)
+
+
+def _each(at: Path, tier: TierEntry, inner: int, allowed: tuple[float, float]) -> Iterator[Complaint]:
+    """One bandwidth for each device of an inner domain; the tier's is the least of them."""
+    each = tier.each
+    assert each is not None
+    wrong = list(_numbers((*at, "each"), each, inner, "bandwidth", allowed, f"one device on {tier.link}"))
+    yield from wrong
+    if wrong:
+        return
+    least = min(each.values) * UNITS["bandwidth"][each.unit]
+    stated = tier.bandwidth.value * UNITS["bandwidth"][tier.bandwidth.unit]
+    if abs(stated - least) > 1e-6 * least:
+        yield Complaint(
+            (*at, "bandwidth"),
+            f"expected the least of `each`, {in_unit('bandwidth', least)}, since a collective waits for the slowest, "
+            f"but found {in_unit('bandwidth', stated)}",
+            "Write the least.",
+        )
 
 
 def _crossing(at: Path, tier: TierEntry, inner: list[str]) -> Iterator[Complaint]:

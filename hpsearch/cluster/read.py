@@ -182,7 +182,7 @@ def facts(entry: ClusterFile) -> tuple[Fact, ...]:
     found += [one(f"device.matmul {t.dtype} n={t.n} k={t.k}", t.rate) for t in entry.device.matmul]
     found += [one("device.stream", entry.device.stream.time)] if entry.device.stream else []
     for tier in entry.tiers:
-        found += [one(f"{tier.name}.{name}", n) for name, n in tier if isinstance(n, Number)]
+        found += [one(f"{tier.name}.{name}", n) for name, n in tier if isinstance(n, Number | Numbers)]
         for p in tier.protocols:
             found += [one(f"{tier.name}.{p.name}.{name}", n) for name, n in p if isinstance(n, Number)]
         for name, n in tier.switch_tree or ():

@@ -80,6 +80,9 @@ class TierEntry(_Strict):
     link: str
     bandwidth: Number
     """Of one device, one direction, while all devices of the domain send."""
+    each: Numbers | None = None
+    """The same of each device of an inner domain in rank order, where they differ (a shared NIC, another socket);
+    `bandwidth` is then the least of them, because a collective waits for the slowest."""
     latency: Number
     efficiency: Number | None = None
     pipelining: Number | None = None

@@ -35,6 +35,7 @@ def _device(device: DeviceEntry) -> list[str]:
 
 def _tier(tier: TierEntry) -> list[str]:
     lines = ["", "[[tiers]]", f"name = {_text(tier.name)}", f"link = {_text(tier.link)}", *_fields(tier)]
+    lines += [f"each = {_value(tier.each)}"] if tier.each else []
     lines += [f"wiring = {_text(tier.wiring)}"] if tier.wiring != "switch" else []
     lines += [f"like = {_text(tier.like)}"] if tier.like else []
     for protocol in tier.protocols:

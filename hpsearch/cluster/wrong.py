@@ -17,6 +17,7 @@ _TABLES: dict[tuple[str, ...], type[BaseModel]] = {
     ("tiers",): schema.TierEntry,
     ("tiers", "collectives"): schema.CurveEntry,
     ("tiers", "protocols"): schema.ProtocolEntry,
+    ("tiers", "switch_tree"): schema.SwitchTreeEntry,
 }
 _NUMBER = 'a table { value = …, unit = "…", kind = "…", source = "…" }'
 
@@ -33,6 +34,11 @@ def _complaint(item: dict[str, Any]) -> Complaint:
         return Complaint(path, "expected this field, but it is missing", _how_to_write(path))
     if kind == "extra_forbidden":
         return Complaint(path, "expected a known field, but found another name", _nearest(path))
+    if path == ("device",) and isinstance(found, list):
+        return Complaint(
+            path, f"expected one [device], but found {len(found)} [[device]] tables: devices of a plan are all alike",
+            "Describe the slower one with the smaller memory, or plan for each kind alone.",
+        )  # fmt: skip
     if kind == "model_type":
         return Complaint(
             path, f"expected {_NUMBER}, but found {found!r}", "Every number states its unit and its source."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 FILES = {
     "SHP": "test_shape.py", "CFG": "test_config.py", "NUM": "test_numerics.py", "CKP": "test_checkpoint.py",
-    "ROB": "test_robustness.py", "UX": "test_ux.py",
+    "ROB": "test_robustness.py", "TOP": "test_topology.py", "UX": "test_ux.py",
 }  # fmt: skip
 """Kind of a case, by the letters of its id, and the file of its tests."""
 
@@ -20,7 +20,7 @@ EP = "issue 5: experts"
 PP = "issue 5: pipelines"
 QUANT = "issue 5: precision; no quantised weights here"
 COST = "issue 3: memory in full"
-TOPO = "issue 3: prices of every topology"
+GPU = "issue 5: programs run on GPUs there"
 CUT = "issue 4: stages are searched there, run in issue 5"
 
 
@@ -183,21 +183,21 @@ CASES = (
     Case("MEM-18", "operators that were not timed are free when recompute is planned",
          "no free operators", "pytorch/torchtitan/pull/4636", COST),
     Case("TOP-01", "a group with one rank a host priced at the speed inside a host",
-         "the slowest link on the path", "meta-pytorch/autoparallel/pull/527", TOPO),
+         "the slowest link on the path", "meta-pytorch/autoparallel/pull/527"),
     Case("TOP-03", "algorithm and bus bandwidth confused",
-         "the field says which", "NVIDIA/nccl-tests/issues/159", TOPO),
+         "the field says which", "NVIDIA/nccl-tests/issues/159"),
     Case("TOP-05", "devices of a node at unequal distance from the network",
-         "the slowest member", "NVIDIA/nccl/issues/1435", TOPO),
+         "the slowest member", "NVIDIA/nccl/issues/1435"),
     Case("TOP-06", "Gbit for GB, microseconds for milliseconds",
-         "units required and sane", "aliyun/SimAI/issues/34", TOPO),
+         "units required and sane", "aliyun/SimAI/issues/34"),
     Case("TOP-08", "6, 7 or 12 devices",
-         "a plan for any count", "mindspore-ai/mindspore/issues/75", TOPO),
+         "a plan for any count", "mindspore-ai/mindspore/issues/75"),
     Case("TOP-10", "devices of unequal memory and speed",
-         "an unequal split, or refused", "ml-explore/mlx-lm/pull/1137", TOPO),
+         "an unequal split, or refused", "ml-explore/mlx-lm/pull/1137"),
     Case("TOP-11", "an environment variable that one overlap needs and another forbids",
-         "the plan says what it needs", "pytorch/torchtitan/issues/1147", TOPO),
+         "the plan says what it needs", "pytorch/torchtitan/issues/1147", GPU),
     Case("TOP-13", "latency left out: many small collectives win",
-         "latency counted", "pytorch/pytorch/pull/119897", TOPO),
+         "latency counted", "pytorch/pytorch/pull/119897"),
     Case("PIP-01", "fewer micro-batches than stages hangs",
          "refused, or another schedule", "pytorch/torchtitan/issues/775", CUT),
     Case("PIP-03", "30 layers over 4 stages lose two",
