@@ -165,6 +165,7 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
         kv = _add_latent_projections(work, shape, layout, rows)
     else:
         kv = max(shape.kv_width / t, shape.head_dim)
+        work.params += 2 * h * (kv - shape.kv_width / t)  # heads that several ranks hold
         for width in (q + 2 * kv,) if layout.fused else (q, kv, kv):
             add_linear(work, layout, tokens, width, h)
         work.saved += input_bytes(layout) * h * input_tokens(layout) + 2 * tokens * (q + 2 * kv)
