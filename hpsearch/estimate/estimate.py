@@ -16,7 +16,7 @@ from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency, efficiency_of
 from hpsearch.estimate.memory import Memory, memory
 from hpsearch.estimate.parallel import ParallelLayout
-from hpsearch.estimate.pipeline import pipeline_s
+from hpsearch.estimate.pipeline import Path, pipeline_path
 from hpsearch.estimate.price import HOST, KINDS, Floats, Seconds, scales, work_seconds
 from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.stages import Chunk, chunks
@@ -67,17 +67,31 @@ class Priced:
         backward = np.array([c.backward + c.repeat for c, _, _ in self.chunks])
         return forward, backward, np.array([g for _, g, _ in self.chunks]), np.array([g for _, _, g in self.chunks])
 
-    def step(self, efficiency: Efficiency) -> tuple[float, tuple[tuple[str, float], ...]]:
-        """Seconds and their parts under these efficiencies."""
-        layout = self.layout
-        factor = scales(efficiency, layout.low_precision)
-        if layout.cuda_graph:
-            factor[HOST] *= GRAPH_HOST
+    def factors(self, efficiency: Efficiency) -> Floats:
+        """Of KINDS."""
+        return scales(efficiency, self.layout.low_precision)
+
+    def chunk_seconds(self, efficiency: Efficiency) -> tuple[Floats, Floats]:
+        """Forward and backward of one micro-batch through each chunk."""
+        factor = self.factors(efficiency)
         forward, backward, gather_f, gather_b = self.arrays
         f = self._hidden(_longer(forward * factor), gather_f * efficiency.data)
         b = self._hidden(_longer(backward * factor), gather_b * efficiency.data)
+        return f, b
+
+    def path(self, efficiency: Efficiency) -> Path:
+        """The longest chain through the pipeline under these efficiencies."""
+        f, b = self.chunk_seconds(efficiency)
+        layout = self.layout
+        return pipeline_path(f.tolist(), b.tolist(), layout.pp, layout.micro_batches, self.hop_s * efficiency.links)
+
+    def step(self, efficiency: Efficiency, path: Path | None = None) -> tuple[float, tuple[tuple[str, float], ...]]:
+        """Seconds and their parts under these efficiencies; along `path` if given, else along the longest chain."""
+        layout, factor = self.layout, self.factors(efficiency)
+        forward, backward, _, _ = self.arrays
+        f, b = self.chunk_seconds(efficiency)
         stages, m = layout.pp, layout.micro_batches
-        pipe = pipeline_s(f.tolist(), b.tolist(), stages, m, self.hop_s * efficiency.links)
+        pipe = (path or self.path(efficiency)).seconds(f.tolist(), b.tolist(), self.hop_s * efficiency.links)
         reduce, gather = self.reduce_s * efficiency.data, self.gather_s * efficiency.data
         if layout.overlap_grad_reduce:
             window = self.overlap * float(b[:: max(stages, 1)].sum())
@@ -99,10 +113,6 @@ class Priced:
     def _hidden(self, compute: Floats, link: Floats) -> Floats:
         """Compute with the gathers of fully sharded parameters beside it, prefetched one layer ahead."""
         return np.maximum(compute, link) + (1 - self.overlap) * np.minimum(compute, link)
-
-
-GRAPH_HOST = 0.25
-"""Host time that is left when most of a layer is one captured graph."""
 
 
 def _longer(seconds: Floats) -> Floats:

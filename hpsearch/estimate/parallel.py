@@ -60,7 +60,8 @@ class ParallelLayout:
     overlap_ep: bool = False
     dedup: bool = False
     """Expert dispatch sends a token once to each domain, and arranges tokens by expert as it sends."""
-    cuda_graph: bool = False
+    graphed: frozenset[str] = frozenset()
+    """Blocks whose kernels are captured and issued as one: attention, mlp, mamba, router; all: the whole step."""
     lora: bool = False
     """Only small adapters are trained: no weight gradients of the matrices."""
     trained_parts: str = "step"

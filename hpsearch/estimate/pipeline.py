@@ -8,6 +8,7 @@ full each further round takes the same time, so two short runs give a long one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 Slot = tuple[int, int, bool]
@@ -45,15 +46,54 @@ def _slot(index: int, stages: int, chunks: int, micro_batches: int, backward: bo
     return (chunks - 1 - chunk if backward else chunk), first + offset, backward
 
 
+@dataclass(frozen=True)
+class Path:
+    """The longest chain of actions: how often each chunk's forward and backward, and a hop, lie on it.
+
+    The step's time is their sum, and stays it while the times change so little that the chain stays the longest.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    hops: float
+
+    def seconds(self, forward: Sequence[float], backward: Sequence[float], hop_s: float) -> float:
+        pieces = zip((*self.forward, *self.backward, self.hops), (*forward, *backward, hop_s), strict=True)
+        return sum(count * seconds for count, seconds in pieces)
+
+    def stretched(self, longer: Path, rounds: float) -> Path:
+        """This path, and `rounds` times what `longer` has more."""
+
+        def go_on(short: float, long: float) -> float:
+            return short + rounds * (long - short)
+
+        return Path(
+            tuple(map(go_on, self.forward, longer.forward)),
+            tuple(map(go_on, self.backward, longer.backward)),
+            go_on(self.hops, longer.hops),
+        )
+
+
+Done = dict[tuple[int, int, bool], tuple[float, tuple[int, int, bool] | None]]
+"""When an action (chunk in model order, micro-batch, backward) ends, and the one it had to wait for last."""
+
+
 def simulated_s(
     forward: Sequence[float], backward: Sequence[float], stages: int, micro_batches: int, hop_s: float
 ) -> float:
     """Seconds until every rank is done; `forward[i]`, `backward[i]` of chunk i, which stands on rank i mod stages."""
+    return max(at for at, _ in _simulated(forward, backward, stages, micro_batches, hop_s).values())
+
+
+def _simulated(
+    forward: Sequence[float], backward: Sequence[float], stages: int, micro_batches: int, hop_s: float
+) -> Done:
     count = len(forward)
     chunks = count // stages
     orders = [order(stages, chunks, micro_batches, rank) for rank in range(stages)]
-    done: dict[tuple[int, int, bool], float] = {}
+    done: Done = {}
     at, clock = [0] * stages, [0.0] * stages
+    last: list[tuple[int, int, bool] | None] = [None] * stages
     left = sum(map(len, orders))
     while left:
         before = left
@@ -66,31 +106,56 @@ def simulated_s(
                     source = (piece + 1, micro, True) if piece + 1 < count else (piece, micro, False)
                 else:
                     source = (piece - 1, micro, False)
-                ready = 0.0
+                before_it = last[rank]
                 if is_backward or piece:
                     found = done.get(source)
                     if found is None:
                         break
-                    ready = found + (hop_s if source[0] != piece else 0.0)
-                now = max(now, ready) + (backward[piece] if is_backward else forward[piece])
-                done[(piece, micro, is_backward)] = now
+                    ready = found[0] + (hop_s if source[0] != piece else 0.0)
+                    if ready > now:
+                        now, before_it = ready, source
+                now += backward[piece] if is_backward else forward[piece]
+                last[rank] = (piece, micro, is_backward)
+                done[(piece, micro, is_backward)] = (now, before_it)
                 i += 1
             left -= i - at[rank]
             at[rank], clock[rank] = i, now
         assert left < before, "the schedule waits for itself"
-    return max(clock)
+    return done
+
+
+def _simulated_path(
+    forward: Sequence[float], backward: Sequence[float], stages: int, micro_batches: int, hop_s: float
+) -> Path:
+    done = _simulated(forward, backward, stages, micro_batches, hop_s)
+    key: tuple[int, int, bool] | None = max(done, key=lambda one: done[one][0])
+    counts, hops = ([0] * len(forward), [0] * len(forward)), 0
+    while key is not None:
+        counts[key[2]][key[0]] += 1
+        source = done[key][1]
+        hops += int(source is not None and source[1:] == key[1:] and abs(source[0] - key[0]) == 1)
+        key = source
+    return Path(tuple(map(float, counts[0])), tuple(map(float, counts[1])), float(hops))
+
+
+def pipeline_path(
+    forward: Sequence[float], backward: Sequence[float], stages: int, micro_batches: int, hop_s: float
+) -> Path:
+    """The longest chain of all micro-batches through `stages` ranks; long runs from two short ones."""
+    if stages == 1:
+        times = (float(micro_batches),) * len(forward)
+        return Path(times, times, 0.0)
+    rounds = micro_batches // stages
+    if rounds <= 3:
+        return _simulated_path(forward, backward, stages, micro_batches, hop_s)
+    rest = micro_batches % stages
+    short = _simulated_path(forward, backward, stages, 2 * stages + rest, hop_s)
+    longer = _simulated_path(forward, backward, stages, 3 * stages + rest, hop_s)
+    return short.stretched(longer, rounds - 2)
 
 
 def pipeline_s(
     forward: Sequence[float], backward: Sequence[float], stages: int, micro_batches: int, hop_s: float
 ) -> float:
-    """Seconds of all micro-batches through `stages` ranks; long runs from two short ones."""
-    if stages == 1:
-        return micro_batches * (sum(forward) + sum(backward))
-    rounds = micro_batches // stages
-    if rounds <= 3:
-        return simulated_s(forward, backward, stages, micro_batches, hop_s)
-    rest = micro_batches % stages
-    short = simulated_s(forward, backward, stages, 2 * stages + rest, hop_s)
-    longer = simulated_s(forward, backward, stages, 3 * stages + rest, hop_s)
-    return longer + (rounds - 3) * (longer - short)
+    """Seconds of all micro-batches through `stages` ranks."""
+    return pipeline_path(forward, backward, stages, micro_batches, hop_s).seconds(forward, backward, hop_s)

@@ -18,11 +18,11 @@ from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.work import Gemm, Work
 
 Floats = NDArray[np.float64]
-KINDS = ("matmul", "matmul16", "experts", "core", "moved", "tp", "cp", "ep", "host")
+KINDS = ("matmul", "matmul16", "experts", "core", "moved", "tp", "cp", "ep", "stall", "host")
 """matmul: linears in the layout's precision; matmul16: head and router; experts: routed experts, their matmuls and
-memory-bound kernels; core: attention; moved: memory-bound kernels; tp, cp, ep: collectives on the path; host: kernels
-issued (a count, not seconds)."""
-LINEAR, PLAIN, ROUTED, CORE, MOVED, TP, CP, EP, HOST = range(len(KINDS))
+memory-bound kernels; core: attention; moved: memory-bound kernels; tp, cp, ep: collectives on the path; stall,
+host: kernels issued while the device waits, or beside it (counts, not seconds)."""
+LINEAR, PLAIN, ROUTED, CORE, MOVED, TP, CP, EP, STALL, HOST = range(len(KINDS))
 LOW = "float8_e4m3fn"
 
 
@@ -43,11 +43,11 @@ class Seconds:
 
 
 def scales(efficiency: Efficiency, low: bool) -> Floats:
-    """Factors for KINDS; `host` becomes seconds."""
+    """Factors for KINDS; `stall` and `host` become seconds."""
     e = efficiency
     linear = e.clock * (e.linear_low if low else e.linear)
     on_path = [e.links, e.links, e.links]
-    return np.array([linear, e.clock * e.linear, e.routed, e.clock * e.core, e.moved, *on_path, e.kernel_s])
+    return np.array([linear, e.clock * e.linear, e.routed, e.clock * e.core, e.moved, *on_path, e.kernel_s, e.kernel_s])
 
 
 def work_seconds(works: dict[str, Work], layout: ParallelLayout, cluster: Cluster) -> dict[str, Seconds]:
@@ -55,20 +55,35 @@ def work_seconds(works: dict[str, Work], layout: ParallelLayout, cluster: Cluste
     forward = {name: np.zeros(len(KINDS)) for name in works}
     backward = {name: np.zeros(len(KINDS)) for name in works}
     _price_matmuls(works, layout, cluster, forward, backward)
+    stream = cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency
     for name, work in works.items():
         _price_core(work, layout, cluster, forward[name], backward[name])
-        stream = cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency
         forward[name][MOVED] += work.moved_forward / stream
         backward[name][MOVED] += work.moved_backward / stream
         forward[name][ROUTED] += work.routed_forward / stream
         backward[name][ROUTED] += work.routed_backward / stream
-        forward[name][HOST] = work.kernels_forward
-        backward[name][HOST] = work.kernels_backward
+        forward[name][STALL], backward[name][STALL] = work.stalls_forward, work.stalls_backward
+        forward[name][HOST], backward[name][HOST] = work.kernels_forward, work.kernels_backward
         _price_links(work, layout, cluster, forward[name], backward[name])
+        for one in (forward[name], backward[name]):
+            one[HOST] *= host_share(name, layout)
     return {
-        name: Seconds(forward[name], backward[name], _repeat(work, layout, name, forward[name]))
+        name: Seconds(forward[name], backward[name], _repeat(work, layout, name, forward[name], stream))
         for name, work in works.items()
     }
+
+
+GRAPH_HOST = 0.05
+"""Host time that is left of a captured block."""
+ROUTER_SHARE = 0.5
+"""Of an expert block's kernels, those before tokens go to experts."""
+
+
+def host_share(name: str, layout: ParallelLayout) -> float:
+    """Of a block's kernels, those the host still issues one by one."""
+    if "all" in layout.graphed or name in layout.graphed:
+        return GRAPH_HOST
+    return 1 - ROUTER_SHARE if name == "moe" and "router" in layout.graphed else 1.0
 
 
 def _price_matmuls(
@@ -188,8 +203,8 @@ TP_EXPOSED, EP_EXPOSED, CP_HIDDEN = 0.5, 0.4, 0.9
 """What stays visible of tensor- and expert-parallel collectives that a runtime overlaps; what a ring hides."""
 
 
-def _repeat(work: Work, layout: ParallelLayout, name: str, forward: Floats) -> Floats:
-    """Forward work the backward does again."""
+def _repeat(work: Work, layout: ParallelLayout, name: str, forward: Floats, stream: float) -> Floats:
+    """Forward work the backward does again; `stream`: bytes a second of memory-bound kernels."""
     if name in ("head", "embedding") or layout.recompute == "none":
         return np.zeros(len(KINDS))
     if layout.recompute == "full":
@@ -201,6 +216,8 @@ def _repeat(work: Work, layout: ParallelLayout, name: str, forward: Floats) -> F
         again[MOVED] += 0.0 if layout.flash else forward[MOVED] * 0.5
     if "norm" in parts or "activation" in parts:
         again[MOVED] += 0.35 * forward[MOVED]
+    if "activation" in parts and work.routed_forward:
+        again[ROUTED] += work.routed_activation / stream
     if ("mlp" in parts and name == "mlp") or ("moe" in parts and name == "moe"):
         again = forward.copy()
     if "mla_up" in parts and name == "attention":

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from hpsearch.estimate.experts import arranged_bytes, clamped_bytes, expert_stalls, quantised_bytes
+from hpsearch.estimate.logits import logit_bytes
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import ModelShape
 
@@ -35,8 +37,13 @@ class Work:
     routed_forward: float = 0.0
     """Of the bytes moved, those of tokens on their way to, through and back from experts."""
     routed_backward: float = 0.0
+    routed_activation: float = 0.0
+    """Of `routed_forward`, what passes through the experts' non-linearity."""
     kernels_forward: float = 0.0
     kernels_backward: float = 0.0
+    stalls_forward: float = 0.0
+    """Of the host's work, in kernels, what the device always waits for."""
+    stalls_backward: float = 0.0
     tp_forward: list[tuple[str, float]] = field(default_factory=list)
     tp_backward: list[tuple[str, float]] = field(default_factory=list)
     cp_bytes: float = 0.0
@@ -156,7 +163,7 @@ def add_core(work: Work, shape: ModelShape, layout: ParallelLayout, q_local: flo
 
 
 def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
-    work = Work(params=shape.block_params("attention") / layout.tp)
+    work = Work(params=shape.rank_params("attention", layout.tp))
     h, t, tokens = shape.hidden, layout.tp, float(layout.tokens)
     rows = norm_tokens(layout)
     add_norm(work, layout, h, rows)
@@ -173,8 +180,6 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
     work.moved_forward += rotary * (4 if layout.fused else 16) * tokens * (q + kv)
     work.moved_backward += rotary * (4 if layout.fused else 16) * tokens * (q + kv)
     if layout.qkv_views and shape.mla is None:
-        work.copies += rotary * 2 * tokens * (q + kv)
-    if shape.mla is None:
         work.copies += rotary * 2 * tokens * (q + kv)
     if not layout.fused:
         work.moved_forward += 4 * tokens * (q + 2 * kv)
@@ -207,8 +212,9 @@ def _add_latent_projections(work: Work, shape: ModelShape, layout: ParallelLayou
     add_linear(work, layout, rows, m.kv_lora + m.qk_rope, h)
     add_norm(work, layout, m.kv_lora, rows)
     add_linear(work, layout, tokens, up, m.kv_lora)
-    work.moved_forward += 8 * tokens * (q + up)
-    work.moved_backward += 8 * tokens * (q + up)
+    passes = 4 if layout.fused else 8
+    work.moved_forward += passes * tokens * (q + up)
+    work.moved_backward += passes * tokens * (q + up)
     work.kernels_forward += 8
     work.kernels_backward += 8
     expanded = 2 * tokens * (2 * q + shape.v_width / t)
@@ -236,7 +242,7 @@ def _add_activation(work: Work, layout: ParallelLayout, width: float, tokens: fl
 
 
 def mlp(shape: ModelShape, layout: ParallelLayout) -> Work:
-    work = Work(params=shape.block_params("mlp") / layout.tp)
+    work = Work(params=shape.rank_params("mlp", layout.tp))
     tokens, rows, f = float(layout.tokens), norm_tokens(layout), shape.ffn / layout.tp
     add_norm(work, layout, shape.hidden, rows)
     work.saved += input_bytes(layout) * shape.hidden * input_tokens(layout)
@@ -269,20 +275,23 @@ def moe(shape: ModelShape, layout: ParallelLayout) -> Work:
     f = shape.moe_ffn / layout.etp
     each = max(routed / experts, 1.0)
     work.grouped += [(each, halves * f, width, experts), (each, width, f, experts)]
-    low = 4.0 if layout.low_precision else 0.0
-    bias = 8.0 * routed * (width + halves * f) if shape.expert_bias else 0.0
+    low, clamped = quantised_bytes(layout), clamped_bytes(shape, layout)
     inner = Work()
     plain = replace(layout, fused=False) if shape.expert_bias else layout
     _add_activation(inner, plain, f, routed, shape.moe_gated)
-    arranged = (4 if layout.dedup else 8) * width * routed
-    work.routed_forward += inner.moved_forward + arranged + bias + low * routed * (width + f)
-    work.routed_backward += inner.moved_backward + arranged + bias + low * routed * (width + halves * f)
+    arranged = arranged_bytes(layout) * width * routed
+    work.routed_activation = inner.moved_forward
+    work.routed_forward += inner.moved_forward + arranged + clamped[0] * routed * f + low * routed * (width + f)
+    work.routed_backward += (
+        inner.moved_backward + arranged + clamped[1] * routed * f + low * routed * (width + halves * f)
+    )
     work.saved += inner.saved + 2 * h * rows + input_bytes(layout) * width * routed + 4 * rows * shape.experts
     work.saved_parts["activation"] = inner.saved_parts["activation"]
     work.moved_forward += 16 * rows * shape.experts
     work.moved_backward += 16 * rows * shape.experts
     work.kernels_forward += 24
     work.kernels_backward += 24
+    work.stalls_forward, work.stalls_backward = expert_stalls(layout, experts)
     if layout.ep > 1:
         work.ep_bytes, work.ep_spread = 2.0 * width * routed, (shape.experts, shape.top_k)
     if shape.shared_ffn:
@@ -305,7 +314,7 @@ def mamba(shape: ModelShape, layout: ParallelLayout) -> Work:
     """A Mamba-2 block: projections, a short convolution, the chunked scan as batched products, a gated norm."""
     m = shape.mamba
     assert m is not None
-    work = Work(params=shape.block_params("mamba") / layout.tp)
+    work = Work(params=shape.rank_params("mamba", layout.tp))
     h, t, tokens, rows = shape.hidden, layout.tp, float(layout.tokens), norm_tokens(layout)
     inner, states = m.inner / t, max(m.groups / t, 1) * m.state
     add_norm(work, layout, h, rows)
@@ -346,16 +355,8 @@ def head(shape: ModelShape, layout: ParallelLayout) -> Work:
             work.tp_forward.append(("all_gather", 2.0 * logits))
         work.tp_forward.append(("all_gather" if layout.sp else "all_reduce", 2.0 * shape.hidden * tokens))
         work.tp_backward.append(("all_reduce", 2.0 * shape.hidden * tokens))
-    each = LOGIT_BYTES if layout.fused else LOGIT_BYTES_KERNEL if layout.fsdp else LOGIT_BYTES_COPIED
-    work.saved = 2 * shape.hidden * norm_tokens(layout) + each * logits
+    work.saved = 2 * shape.hidden * norm_tokens(layout) + logit_bytes(layout) * logits
     return work
-
-
-LOGIT_BYTES, LOGIT_BYTES_KERNEL, LOGIT_BYTES_COPIED = 6.0, 4.0, 20.0
-"""Held for one logit at the peak. A vocabulary-parallel loss: 16 bit, and fp32 that becomes the softmax and its own
-gradient in place (Megatron-LM, core/tensor_parallel/cross_entropy.py). A loss kernel over whole rows, as fully sharded
-code has: 16 bit and its 16-bit gradient, reductions in registers (llm-foundry's default, FlashAttention's
-cross_entropy.py). A parallel loss written op by op: 16 bit and fp32 of each step, once more gathered, and sent back."""
 
 
 def embedding(shape: ModelShape, layout: ParallelLayout) -> Work:

@@ -15,16 +15,19 @@ from hpsearch.validate.machine import machine
 
 Row = Mapping[str, Any]
 NEEDED = ("tp", "pp", "dp", "micro_batch", "global_batch")
-FLASH_YEAR, OVERLAP_YEAR, DEDUP_YEAR = 2023, 2024, 2026
+FLASH_YEAR, OVERLAP_YEAR, DEDUP_YEAR = 2023, 2024, 2025
 """From when fused attention without dropout (but in GPT-2's blocks, whose recipe has it), overlapped reductions, and
 dispatchers that send a token to a node once are what training code does by default."""
 OWN_TENSORS_YEAR = 2025
 """From when attention takes queries, keys and values as tensors of their own (Transformer Engine), and
 recipes set the allocator's expandable segments."""
+GRAPH_MONTH = (2026, 6)
+"""From when training code for Blackwell captures whole iterations of expert models and overlaps their exchange."""
 PARTS = {
     "core_attn": "attention", "attention": "attention", "mlp": "mlp", "moe": "moe", "moe_act": "activation",
     "layernorm": "norm", "mla_up_proj": "mla_up",
 }  # fmt: skip
+GRAPHS = {"attn": "attention", "mlp": "mlp", "mamba": "mamba", "moe_router": "router", "moe_preprocess": "router"}
 
 
 FIRST_FLASH, HOPPER_FLASH = 0.5, 1.5
@@ -94,6 +97,13 @@ def year(row: Row) -> int:
     if found := re.match(r"(\d)\.\d$", text):
         return 2020 + int(found[1])
     return {"volta": 2020, "ampere": 2022}.get(generation(row["hardware"]["device"]), 2024)
+
+
+def month(row: Row) -> tuple[int, int]:
+    """Year and month of publication; January where the row gives the year alone."""
+    text = str(row["source"].get("published") or "")
+    found = re.match(r"(?:20)?(\d\d)[.-](\d\d)", text)
+    return (2000 + int(found[1]), int(found[2])) if found else (year(row), 1)
 
 
 def case(row: Row) -> Case | str:
@@ -171,9 +181,9 @@ class _Reader:
             overlap_grad_reduce=bool(_flag(overlap.get("grad_reduce"), late)),
             overlap_param_gather=bool(_flag(overlap.get("param_gather"), late)),
             overlap_tp=bool(_flag(overlap.get("tp_comm"), late)),
-            overlap_ep=bool(overlap.get("ep_a2a")),
+            overlap_ep=bool(_flag(overlap.get("ep_a2a"), self._late() and row["kind"] == "moe")),
             dedup=bool(_flag(_deduplicates(extra), when >= DEDUP_YEAR)),
-            cuda_graph=str(parallel.get("cuda_graph") or "none").split()[0] not in ("none",),
+            graphed=self._graphed(),
             lora=row.get("workload") == "lora",
             trained_parts="layer" if str(row.get("workload")).startswith("single-layer") else "step",
             offload_share=self._offload(extra),
@@ -188,6 +198,23 @@ class _Reader:
     def _sharded(self) -> bool:
         fsdp = str(self.row["parallel"].get("fsdp") or "none").lower()
         return fsdp not in ("none", "false") or self.row["parallel"].get("zero_stage") == 3
+
+    def _graphed(self) -> frozenset[str]:
+        """Captured blocks: an implementation, then its scopes."""
+        stated = self.row["parallel"].get("cuda_graph")
+        if stated is None and self._late():
+            return frozenset({"all"} if self.row["kind"] == "moe" else {"attention", "mamba", "router"})
+        words = re.findall(r"[a-z_]+", str(stated or "none").lower())
+        if words[0] == "none":
+            return frozenset()
+        if "full_iteration" in words:
+            return frozenset({"all"})
+        return frozenset(GRAPHS[word] for word in words if word in GRAPHS) or frozenset({"attention", "router"})
+
+    def _late(self) -> bool:
+        """Whether the run is one of those that capture whole iterations of experts unless they say otherwise."""
+        new = generation(self.row["hardware"]["device"]) == "blackwell" and month(self.row) >= GRAPH_MONTH
+        return new and bool(self.row["model"].get("experts") or self.row["kind"] == "hybrid")
 
     def _zero(self, when: int, sharded: bool) -> int:
         stage = self.row["parallel"].get("zero_stage")
