@@ -15,6 +15,7 @@ from torch import nn
 
 from hpsearch.capture import capture
 from hpsearch.cluster import LOCAL, Cluster
+from hpsearch.errors import CaptureError
 from hpsearch.lower import lower
 from hpsearch.measure import load_cluster
 from hpsearch.plan import Plan
@@ -54,12 +55,25 @@ def compile(
 
     Raises HpsearchError: CaptureError, LegalityError, InfeasibleError, PlanError, LaunchError (see hpsearch.errors).
     """
+    _check_kinds(model, loss)
     on = cluster if isinstance(cluster, Cluster) else partial(load_cluster, cluster or LOCAL)
     find = partial(search, fix=fix, optimizer=optimizer or "adamw")
     asked = Asked(fix, global_batch, optimizer)
     build = partial(pipeline, model, plan, asked, on, on if cluster else None, find, loss, recipe)
     parallel = ParallelModule(model, build, global_batch=global_batch, seed=seed)
     return parallel if example is None else parallel.prepare(example)
+
+
+def _check_kinds(model: object, loss: object) -> None:
+    if not isinstance(model, nn.Module):
+        is_class = isinstance(model, type)
+        found = f"the class {model.__name__}" if is_class else type(model).__name__
+        remedy = "Pass an instance of it." if is_class else "Pass the model itself."
+        raise CaptureError("model", f"expected an nn.Module, but found {found}", remedy)
+    if loss is not None and not callable(loss):
+        raise CaptureError(
+            "loss", f"expected a function, but found {type(loss).__name__}", "Pass loss=function(outputs, batch)."
+        )
 
 
 def pipeline(

@@ -42,6 +42,8 @@ def rows_of(batch: Batch) -> int:
     found = [tensor.shape[0] for tensor in leaves(batch).values() if tensor.dim()]
     if not found:
         raise BatchError("batch", "expected at least one tensor with rows, but found none", "Pass tensors.")
+    if not found[0]:
+        raise BatchError("batch", "expected at least one row, but found none", "The first tensor's dim 0 is the rows.")
     return int(found[0])
 
 

@@ -31,6 +31,9 @@ def parse_fix(given: Mapping[str, object] | None) -> Fix:
     """Reads pins; raises LegalityError naming the key, the value and what would be legal."""
     degrees: dict[str, int] = {}
     stored: dict[str, Layout] = {}
+    if given is not None and not isinstance(given, Mapping):
+        problem = f"expected a mapping of names to values, but got {given!r}"
+        raise LegalityError("fix", problem, 'Write for example fix={"tp": 2}.')
     text = {str(key): str(value) for key, value in (given or {}).items()}
     for key, value in text.items():
         if key in RANK_ORDER:

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
 
 import hpsearch
 from hpsearch.plan import Plan
 from hpsearch.run.asked import Asked
+from tests.end_to_end.test_parity import slow_devices
 from tests.run.jobs import uneven_case
 from tests.run.plans import plan_bytes
 
@@ -69,3 +72,25 @@ def test_compile_says_so(asked: dict[str, Any], message: str) -> None:
     given = Plan.from_bytes(plan_bytes("uneven", 1))
     with pytest.raises(hpsearch.PlanError, match=message):
         hpsearch.compile(model, plan=given, example=batch, **asked)
+
+
+class Tiny(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "message"),
+    [
+        ({"model": Tiny}, hpsearch.CaptureError, "model: expected an nn.Module, but found the class Tiny. Pass an"),
+        ({"model": 3}, hpsearch.CaptureError, "model: expected an nn.Module, but found int"),
+        ({"loss": "mse"}, hpsearch.CaptureError, "loss: expected a function, but found str"),
+        ({"fix": "tp=2"}, hpsearch.LegalityError, "fix: expected a mapping of names to values, but got 'tp=2'"),
+        ({"example": (torch.empty(0, 3),)}, hpsearch.BatchError, "batch: expected at least one row, but found none"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused(asked: dict[str, Any], kind: type[Exception], message: str) -> None:
+    arguments = {"model": Tiny(3, 3), "cluster": slow_devices(1), "example": (torch.empty(2, 3),)} | asked
+    with pytest.raises(kind) as error:
+        hpsearch.compile(**arguments)
+    assert str(error.value).startswith(message)
