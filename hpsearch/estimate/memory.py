@@ -7,7 +7,7 @@ is computed again, gathered parameters), the *update* (no activations; temporari
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import ModelShape
@@ -29,12 +29,28 @@ GATHERED_LAYERS = 2
 """Layers whose parameters stand gathered at once under full sharding: the one at work and the next."""
 COPIED_LAYERS = 2
 """Layers whose activations are copied to or from the host as one."""
+OVERLAPPED_LINEARS = 8
+"""Products with a buffer of their own: of the four linears of a layer, forward and backward (Transformer Engine's
+`initialize_ub`)."""
 LORA_RANK = 16
+"""Of adapters, on every linear (arXiv 2106.09685; the rank of MLPerf's benchmark and of most recipes)."""
+
+
+REMEDIES = {
+    "logits": "a loss in chunks or split over the vocabulary, context parallelism, smaller micro-batches",
+    "activations": "recompute, offload, sequence or context parallelism, smaller micro-batches",
+    "working set": "tensor or context parallelism, smaller micro-batches",
+    "optimizer": "ZeRO-1 or more data ranks",
+    "gradients": "ZeRO-2, 16-bit gradients",
+    "weights": "ZeRO-3, tensor, pipeline or expert parallelism",
+    "buffers": "tensor or expert parallelism",
+}
+"""What makes a part smaller."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest pipeline rank."""
+    """Bytes on one device of a pipeline rank."""
 
     rank: int
     parts: tuple[tuple[str, float], ...]
@@ -48,9 +64,21 @@ class Memory:
         """Without context and reserve: what torch's `max_memory_allocated` counts."""
         return sum(size for name, size in self.parts if name not in ("context", "reserve"))
 
+    @property
+    def persistent_bytes(self) -> float:
+        """What lives through the whole step."""
+        return sum(size for name, size in self.parts if name in ("weights", "gradients", "optimizer"))
+
+    @property
+    def largest(self) -> tuple[tuple[str, float], ...]:
+        """The parts there are, largest first."""
+        return tuple(sorted((part for part in self.parts if part[1]), key=lambda part: (-part[1], part[0])))
+
     def __str__(self) -> str:
+        first = self.largest[0][0]
         rows = [f"peak {self.peak_bytes / 1e9:.4g} GB on pipeline rank {self.rank}"]
-        return "\n".join(rows + [f"  {name:<12}{size / 1e9:10.4g} GB" for name, size in self.parts])
+        rows += [f"  {name:<12}{size / 1e9:10.4g} GB" for name, size in self.largest]
+        return "\n".join([*rows, *([f"smaller {first}: {REMEDIES[first]}"] if first in REMEDIES else [])])
 
 
 @dataclass(frozen=True)
@@ -60,41 +88,26 @@ class _Held:
     dense: float
     expert: float
     head: float
-    """Of the dense ones, those of the output projection."""
-    embedding: float
+    """Of the output projection, tied or not."""
+    adapters: float
+    """Trained in place of all others; 0 without adapters."""
 
 
-def memory(shape: ModelShape, layout: ParallelLayout) -> Memory:
-    """The fullest of all pipeline ranks."""
+def memory(shape: ModelShape, layout: ParallelLayout, cut: tuple[Chunk, ...] | None = None) -> Memory:
+    """The fullest of all pipeline ranks. `cut`: the layers of each chunk, if they are not to be chosen here."""
+    ranks = range(layout.pp) if layout.pp < 3 or cut else (0, 1, layout.pp - 1)
+    return max((rank_memory(shape, layout, rank, cut) for rank in ranks), key=lambda one: one.peak_bytes)
+
+
+def rank_memory(shape: ModelShape, layout: ParallelLayout, rank: int, cut: tuple[Chunk, ...] | None = None) -> Memory:
+    """One device of pipeline rank `rank`, at the fullest of the three moments."""
     works = {name: BLOCKS[name](shape, layout) for name in sorted(shape.counts)}
-    cut = chunks(shape, layout)
-    top = head(shape, layout)
-    ranks = range(layout.pp) if layout.pp < 3 else (0, 1, layout.pp - 1)
-    found = [Memory(rank, _rank_parts(shape, layout, cut, works, top, rank)) for rank in ranks]
-    return max(found, key=lambda one: one.peak_bytes)
-
-
-def _held(shape: ModelShape, layout: ParallelLayout, mine: tuple[Chunk, ...], works: dict[str, Work]) -> _Held:
-    dense = sum(works[name].params * n for chunk in mine for name, n in chunk.blocks.items())
-    expert = sum(works[name].expert_params * n for chunk in mine for name, n in chunk.blocks.items())
-    embedding = shape.embedding_params / layout.tp if any(chunk.embedding for chunk in mine) else 0.0
-    output = 0.0
-    if any(chunk.heads for chunk in mine):
-        output = shape.vocab * shape.hidden / layout.tp
-    own_output = 0.0 if shape.tied and layout.pp == 1 else output
-    return _Held(dense + embedding + own_output, expert, output, embedding)
-
-
-def _rank_parts(
-    shape: ModelShape, layout: ParallelLayout, cut: tuple[Chunk, ...], works: dict[str, Work], top: Work, rank: int
-) -> tuple[tuple[str, float], ...]:
-    mine = cut[rank :: layout.pp]
+    mine = (cut or chunks(shape, layout))[rank :: layout.pp]
     held = _held(shape, layout, mine, works)
-    weights, gradients, optimizer = states(layout, held.dense, held.expert)
+    weights, gradients, optimizer = states(layout, held.dense, held.expert, held.adapters)
     kept, peak = _activations(shape, layout, mine, works, rank)
-    alive = in_flight(layout, rank)
-    kept = _resident(layout, kept, alive * sum(chunk.layers for chunk in mine) / len(mine))
-    logits = top.saved if held.head else 0.0
+    kept = _resident(layout, kept, in_flight(layout, rank) * sum(chunk.layers for chunk in mine) / len(mine))
+    logits = head(shape, layout).saved if held.head else 0.0
     referenced = 0.0 if layout.fused else logits
     moments: tuple[tuple[tuple[str, float], ...], ...] = (
         (("activations", kept), ("logits", logits), ("buffers", _gathered(layout, held.head))),
@@ -105,12 +118,27 @@ def _rank_parts(
         (("update", _update(layout, optimizer)),),
     )  # fmt: skip
     fullest = max(moments, key=lambda parts: sum(size for _, size in parts))
-    parts = [("weights", weights), ("gradients", gradients), ("optimizer", optimizer), *fullest]
-    tensors = sum(size for _, size in parts)
-    reserve = RESERVE * tensors
+    overlap = ("tp overlap", _overlap_buffers(shape, layout))
+    parts = [("weights", weights), ("gradients", gradients), ("optimizer", optimizer), *fullest, overlap]
+    reserve = RESERVE * sum(size for _, size in parts)
     if not layout.expandable:
         reserve += HOLES * dict(parts).get("activations", 0.0)
-    return (*parts, ("reserve", reserve), ("context", _context(layout)))
+    return Memory(rank, (*parts, ("reserve", reserve), ("context", _context(layout))))
+
+
+def _held(shape: ModelShape, layout: ParallelLayout, mine: tuple[Chunk, ...], works: dict[str, Work]) -> _Held:
+    """Embedding on the first chunk; last norm and output projection on the last, where a tied projection is a second
+    copy unless the embedding stands there too."""
+    dense = sum(works[name].params * n for chunk in mine for name, n in chunk.blocks.items())
+    expert = sum(works[name].expert_params * n for chunk in mine for name, n in chunk.blocks.items())
+    first, last = any(chunk.embedding for chunk in mine), any(chunk.heads for chunk in mine)
+    output = shape.vocab * shape.hidden / layout.tp if last else 0.0
+    dense += shape.embedding_params / layout.tp if first else 0.0
+    dense += (0.0 if shape.tied and first else output) + (shape.hidden * (2 if shape.bias else 1) if last else 0)
+    adapters = 0.0
+    if layout.lora:
+        adapters = sum(adapter_params(shape, layout, name) * n for chunk in mine for name, n in chunk.blocks.items())
+    return _Held(dense, expert, output, adapters)
 
 
 def _context(layout: ParallelLayout) -> float:
@@ -128,14 +156,15 @@ def _resident(layout: ParallelLayout, kept: float, layers: float) -> float:
     return kept * (1 - layout.offload_share + min(layout.offload_share, moving / layers))
 
 
-def states(layout: ParallelLayout, dense: float, expert: float) -> tuple[float, float, float]:
+def states(layout: ParallelLayout, dense: float, expert: float, adapters: float = 0.0) -> tuple[float, float, float]:
     """(weights, gradients, optimizer) bytes: 16-bit weights, fp32 master and two moments. Fully sharded storage holds
     the master alone; what is gathered in 16 bit counts as a buffer, unless it stays from forward to backward (ZeRO-2).
-    Frozen weights of a low precision have no master and are stored in it."""
+    Frozen weights have no master, and in low precision are stored in it."""
     if layout.lora:
-        bytes_each = 1.0 if layout.low_precision else 2.0
-        bytes_each /= layout.shards if layout.fsdp else 1
-        return bytes_each * (dense + expert), 0.0, 0.02 * (dense + expert)
+        each = 1.0 if layout.low_precision else 2.0
+        frozen = each * (dense + expert) / (layout.shards if layout.fsdp else 1)
+        weights, gradients, optimizer = states(replace(layout, lora=False), adapters, 0.0)
+        return frozen + weights, gradients, optimizer
     weights = gradients = optimizer = 0.0
     for params, ranks in ((dense, layout.data_ranks), (expert, layout.expert_data_ranks)):
         shards = max(1, min(ranks, layout.shards if layout.shard_ranks else ranks))
@@ -143,6 +172,28 @@ def states(layout: ParallelLayout, dense: float, expert: float) -> tuple[float, 
         gradients += layout.grad_bytes * params / (shards if layout.zero >= 2 else 1)
         optimizer += (MASTER_BYTES + MOMENT_BYTES) * params / (shards if layout.zero >= 1 else 1)
     return weights, gradients, optimizer
+
+
+def adapter_params(shape: ModelShape, layout: ParallelLayout, block: str) -> float:
+    """Low-rank adapters of one block on one device: rank·(inputs + outputs) of each linear. The half that meets a
+    dim which tp cuts is cut with it. Routers and state-space blocks have none."""
+    h, t = shape.hidden, layout.tp
+    if block == "attention":
+        if shape.mla is not None:
+            m, up = shape.mla, shape.heads * (shape.mla.qk_nope + shape.mla.v_dim)
+            query = [(h, m.q_lora), (m.q_lora, shape.q_width / t)] if m.q_lora else [(h, shape.q_width / t)]
+            sides = [*query, (h, m.kv_lora + m.qk_rope), (m.kv_lora, up / t), (shape.v_width / t, h)]
+        else:
+            sides = [(h, shape.q_width / t), (h, shape.kv_width / t), (h, shape.kv_width / t), (shape.v_width / t, h)]
+    elif block == "mlp":
+        sides = [(h, shape.ffn / t)] * (3 if shape.gated else 2)
+    elif block == "moe":
+        mats = 3 if shape.moe_gated else 2
+        sides = [(h, shape.shared_ffn / t)] * (mats if shape.shared_ffn else 0)
+        sides += [(shape.expert_width, shape.moe_ffn / layout.etp)] * int(mats * shape.experts / layout.ep)
+    else:
+        sides = []
+    return LORA_RANK * float(sum(inputs + outputs for inputs, outputs in sides))
 
 
 def _update(layout: ParallelLayout, optimizer: float) -> float:
@@ -185,6 +236,13 @@ def _activations(
         kept = share * layers * entry + (1 - share) * whole
         return in_flight(layout, rank) * kept, max(pair, biggest) * 1.25
     return in_flight(layout, rank) * (whole - dropped), pair + dropped / max(layers, 1)
+
+
+def _overlap_buffers(shape: ModelShape, layout: ParallelLayout) -> float:
+    """Whole inputs or outputs of the layer's linears, which matmuls that overlap with their collective work through."""
+    if layout.tp == 1 or not (layout.overlap_tp and layout.sp):
+        return 0.0
+    return OVERLAPPED_LINEARS * 2.0 * shape.hidden * layout.tokens
 
 
 def _gathered(layout: ParallelLayout, params: float) -> float:

@@ -152,6 +152,11 @@ class ModelShape:
             return self.moe_rest_params() + self.experts * self.expert_params() + norm
         return self.mamba_params() + norm
 
+    def rank_params(self, block: str, tp: int) -> float:
+        """Parameters of one block on one of `tp` ranks: the norm is whole on each of them."""
+        norm = self.hidden * (2 if self.bias else 1)
+        return (self.block_params(block) - norm) / tp + norm
+
     @property
     def embedding_params(self) -> int:
         return (self.vocab + self.positions) * self.hidden

@@ -8,10 +8,9 @@ import pytest
 
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape, ParallelLayout
-from hpsearch.estimate.memory import in_flight, memory, states
 from hpsearch.estimate.shape import transformer
 from hpsearch.estimate.stages import chunks
-from hpsearch.estimate.work import attention, head, mlp
+from hpsearch.estimate.work import attention, mlp
 
 LLAMA = ModelShape("8B", 4096, 32, 8, 128, 128256, transformer(32, 0, 0), ffn=14336)
 ONE = ParallelLayout(devices=1, seq_len=4096, micro_batch=1, global_batch=1)
@@ -50,36 +49,6 @@ def test_sequence_sharding_moves_as_many_bytes() -> None:
     assert len(split.tp_backward) == 3
 
 
-def test_saved_bytes_of_a_layer() -> None:
-    """h(12 + 4g/a) + 6f + 4a bytes a token, bf16, fused attention: 34.0·h for Llama 3 8B."""
-    saved = attention(LLAMA, ONE).saved + mlp(LLAMA, ONE).saved
-    assert saved == 4096 * (4096 * (12 + 4 * 8 / 32) + 6 * 14336 + 4 * 32)
-
-
-def test_logits_are_split_over_tp_only_where_the_loss_is() -> None:
-    logits = 4096 * 128256
-    layout = replace(ONE, devices=8, tp=8)
-    assert head(LLAMA, layout).saved == pytest.approx(6 * logits / 8 + 2 * 4096 * 4096)
-    assert head(LLAMA, replace(layout, fused=False)).saved == pytest.approx(20 * logits + 2 * 4096 * 4096)
-
-
-def test_states_by_zero_stage() -> None:
-    """16-bit weights 2, gradients 4, master copy and moments 12 bytes."""
-    wide = ParallelLayout(devices=8, seq_len=4096, micro_batch=1, global_batch=8)
-    assert states(replace(wide, zero=0), 8.0, 0.0) == (16, 32, 96)
-    assert states(wide, 8.0, 0.0) == (16, 32, 12)
-    assert states(replace(wide, zero=3), 8.0, 0.0) == (2, 4, 12)
-    assert states(replace(wide, zero=3, fsdp=True), 8.0, 0.0) == (0, 4, 12)
-
-
-def test_activations_in_flight() -> None:
-    """1F1B: p - r micro-batches. Interleaved: p·v + p - 1 chunks on rank 0, no more than there are."""
-    layout = ParallelLayout(devices=4, seq_len=1, micro_batch=1, global_batch=16, pp=4)
-    assert [in_flight(layout, rank) for rank in range(4)] == [4, 3, 2, 1]
-    assert in_flight(replace(layout, vpp=2), 0) == 4 * 2 + 4 - 1
-    assert in_flight(replace(layout, vpp=2, global_batch=4), 0) == 8
-
-
 @pytest.mark.parametrize("pp", [1, 2, 4, 8, 16, 32])
 def test_stages_hold_every_layer_once(pp: int) -> None:
     layout = replace(ONE, devices=pp, pp=pp, global_batch=pp)
@@ -95,15 +64,6 @@ def test_uneven_stages_give_the_last_fewer_layers() -> None:
     cut = chunks(shape, replace(ONE, devices=16, pp=16, global_batch=16))
     assert sum(chunk.layers for chunk in cut) == 61
     assert cut[-1].layers < cut[1].layers
-
-
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_more_shards_never_need_more(zero: int) -> None:
-    sizes = [
-        memory(LLAMA, ParallelLayout(devices=n, seq_len=4096, micro_batch=1, global_batch=n, zero=zero)).tensor_bytes
-        for n in (1, 2, 4, 8, 16)
-    ]
-    assert sizes == sorted(sizes, reverse=True)
 
 
 @pytest.mark.parametrize(
