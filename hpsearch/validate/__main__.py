@@ -1,4 +1,4 @@
-"""`python -m hpsearch.validate rows.jsonl [--json]`."""
+"""`python -m hpsearch.validate rows.jsonl [--json | --leave-one-out | --refit]`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hpsearch.errors import HpsearchError
+from hpsearch.validate.held_out import held_out_report, leave_one_out, measured, refit_text
 from hpsearch.validate.predict import predict, read_rows
 from hpsearch.validate.report import report
 from hpsearch.validate.score import scores
@@ -17,16 +18,29 @@ def main(arguments: list[str] | None = None) -> int:
     """Prints the report, or its figures as JSON with errors as fractions."""
     parser = argparse.ArgumentParser(prog="python -m hpsearch.validate", description=__doc__)
     parser.add_argument("rows", type=Path, help="published results, one JSON object a line")
-    parser.add_argument("--json", action="store_true", help="figures only")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--json", action="store_true", help="figures only")
+    what.add_argument(
+        "--leave-one-out", action="store_true", help="refit without each family, and predict it; about a minute"
+    )
+    what.add_argument("--refit", action="store_true", help="print efficiencies fitted to all rows, as TOML")
     asked = parser.parse_args(arguments)
     try:
-        rows = read_rows(asked.rows)
-        found, refused = predict(rows)
+        print(_answer(asked))
     except HpsearchError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(json.dumps(scores(found, rows), indent=1) if asked.json else report(found, refused, rows))
     return 0
+
+
+def _answer(asked: argparse.Namespace) -> str:
+    rows = read_rows(asked.rows)
+    if asked.leave_one_out:
+        return held_out_report(leave_one_out(measured(rows)))
+    if asked.refit:
+        return refit_text(measured(rows))
+    found, refused = predict(rows)
+    return json.dumps(scores(found, rows), indent=1) if asked.json else report(found, refused, rows)
 
 
 if __name__ == "__main__":
