@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
@@ -36,12 +36,26 @@ def device_type() -> str:
 def start() -> None:
     """Join the process group if a launcher started this process and nobody joined yet.
 
-    gloo carries CPU tensors; an accelerator gets its own backend beside it.
+    gloo carries CPU tensors; an accelerator gets its own backend beside it. Raises LaunchError when the environment is
+    half a launcher's.
     """
     if is_launched() and not dist.is_initialized():
+        _check_environment(os.environ)
         if device_type() != "cpu":
             torch.accelerator.set_device_index(local_device().index)
         dist.init_process_group("gloo" if device_type() == "cpu" else None)
+
+
+def _check_environment(found: Mapping[str, str]) -> None:
+    """What torchrun sets is there and makes sense; torch itself would wait for ranks that never come."""
+    remedy = "Start it with torchrun, or unset WORLD_SIZE to run without a launcher."
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not found.get(name)]
+    if missing:
+        problem = f"WORLD_SIZE={found['WORLD_SIZE']} is set as by a launcher, but not {', '.join(missing)}"
+        raise LaunchError("launch", problem, remedy)
+    rank, size = found["RANK"], found["WORLD_SIZE"]
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise LaunchError("launch", f"expected a RANK from 0 to WORLD_SIZE - 1, but found {rank} of {size}", remedy)
 
 
 def local_device() -> torch.device:

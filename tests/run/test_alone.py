@@ -47,6 +47,26 @@ def test_a_plan_for_one_device_does_not_stand_in_the_way_of_the_next() -> None:
         parallel.step(case.batch)
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set as by a launcher, but not RANK, MASTER_ADDR, MASTER_PORT"),
+        ({"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": "1"}, "WORLD_SIZE=1 is set .* but not MASTER_ADDR"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}, "RANK from 0 .* found 2 of 2"),
+        ({"WORLD_SIZE": "x", "RANK": "0", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}, "RANK from 0 .* found 0 of x"),
+    ],
+)
+def test_half_a_launcher_is_refused_before_anything_waits(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(hpsearch.LaunchError, match=message):
+        hpsearch.compile(nn.Linear(2, 2), slow_devices(1), recipe="fp32", example=(torch.zeros(2, 2),))
+
+
 def test_nothing_is_known_before_the_first_batch() -> None:
     parallel = hpsearch.compile(build("llama", torch.float32).model, slow_devices(1), recipe="fp32")
     with pytest.raises(hpsearch.BatchError, match=r"parallel.prepare\(global_batch\)"):
