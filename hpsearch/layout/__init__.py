@@ -2,7 +2,7 @@
 
 from hpsearch.layout.mesh import DATA_AXES, Mesh, MeshAxis
 from hpsearch.layout.placement import PARTIAL, REPLICATE, Layout, Placement, shard
-from hpsearch.layout.redistribute import Collective, Step, path, redistribute
+from hpsearch.layout.redistribute import Collective, Step, path, redistribute, steps_between
 
 __all__ = [
     "DATA_AXES",
@@ -17,4 +17,5 @@ __all__ = [
     "path",
     "redistribute",
     "shard",
+    "steps_between",
 ]

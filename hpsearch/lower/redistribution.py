@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from hpsearch.errors import LoweringError
 from hpsearch.graph import ITEM_BYTES
-from hpsearch.layout import Layout, Mesh, Step, path, redistribute
+from hpsearch.layout import Layout, Mesh, Step, redistribute, steps_between
 from hpsearch.lower.statement import LocalValue, Sent, Statement
 
 
@@ -27,7 +27,7 @@ def redistribute_value(
     """
     writer = _Writer(value, mesh, phase, what, name)
     order = mesh.names
-    steps = _path(value, target, order)
+    steps = _steps(value, target, mesh)
     sent = iter(redistribute(value.shape, ITEM_BYTES[value.dtype], value.layout, target, mesh.sizes))
     now = value.layout
     for step in steps:
@@ -41,15 +41,15 @@ def redistribute_value(
     return writer.finish()
 
 
-def _path(value: LocalValue, target: Layout, order: tuple[str, ...]) -> tuple[Step, ...]:
-    for axis in order:
+def _steps(value: LocalValue, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
+    for axis in mesh.names:
         if value.layout[axis].is_shard and target[axis].is_partial:
             raise LoweringError(
                 f"value {value.name} {list(value.shape)}",
                 f"cannot become {target} from {value.layout}: a cut tensor is never turned into addends on {axis}",
                 "Choose another rule for the op that reads it.",
             )
-    return path(value.layout, target, order)
+    return steps_between(value.shape, ITEM_BYTES[value.dtype], value.layout, target, mesh.sizes)
 
 
 def _check_nesting(value: LocalValue, now: Layout, step: Step, order: tuple[str, ...]) -> None:
