@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hpsearch.estimate.pipeline import order, pipeline_s, simulated_s
+from hpsearch.estimate.pipeline import order, pipeline_path, pipeline_s, simulated_s
 from hpsearch.schedule import Event, simulate
 
 
@@ -65,3 +65,21 @@ def test_long_runs_from_short_ones(seed: int) -> None:
     backward = [2 * x for x in forward]
     exact = simulated_s(forward, backward, stages, m, 0.01)
     assert pipeline_s(forward, backward, stages, m, 0.01) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_longest_chain_is_the_gradient(seed: int) -> None:
+    """Its counts times small changes of the times are what the end moves by."""
+    draw = random.Random(seed)
+    stages, chunks = draw.choice([2, 4]), draw.choice([1, 2])
+    m = 3 * stages
+    forward = [1 + draw.random() for _ in range(stages * chunks)]
+    backward = [2 + draw.random() for _ in range(stages * chunks)]
+    path = pipeline_path(forward, backward, stages, m, 0.05)
+    assert path.seconds(forward, backward, 0.05) == pytest.approx(simulated_s(forward, backward, stages, m, 0.05))
+    for i in range(stages * chunks):
+        more = [x + (1e-7 if j == i else 0.0) for j, x in enumerate(backward)]
+        moved = simulated_s(forward, more, stages, m, 0.05) - simulated_s(forward, backward, stages, m, 0.05)
+        assert moved / 1e-7 == pytest.approx(path.backward[i], abs=0.01)
+    hop = simulated_s(forward, backward, stages, m, 0.05 + 1e-7) - simulated_s(forward, backward, stages, m, 0.05)
+    assert hop / 1e-7 == pytest.approx(path.hops, abs=0.01)
