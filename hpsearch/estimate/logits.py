@@ -8,8 +8,8 @@ PARALLEL = 6.0
 """Split over the vocabulary: 16 bit, and fp32 that becomes the softmax and its own gradient in place (Megatron-LM,
 core/tensor_parallel/cross_entropy.py)."""
 KERNEL = 4.0
-"""A kernel over whole rows, as fully sharded code has: 16 bit and its 16-bit gradient, reductions in registers
-(llm-foundry's default, FlashAttention's losses/cross_entropy.py)."""
+"""A kernel over whole rows: 16 bit and its 16-bit gradient, reductions in registers (FlashAttention's
+losses/cross_entropy.py, llm-foundry's default)."""
 EAGER = 14.0
 """Op by op: 16 bit, fp32, its softmax, its gradient."""
 GATHERED = 22.0
@@ -20,6 +20,6 @@ def logit_bytes(layout: ParallelLayout) -> float:
     """Of one logit on one device; with `fused` the vocabulary is split over tp, else each rank has all of it."""
     if layout.fused:
         return PARALLEL
-    if layout.fsdp:
+    if layout.fsdp and layout.loss_kernel:
         return KERNEL
     return EAGER if layout.tp == 1 else GATHERED

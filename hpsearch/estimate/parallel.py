@@ -35,7 +35,8 @@ class ParallelLayout:
     recompute: str = "none"
     """none, selective (what `recompute_parts` names), or full (every layer keeps its input only)."""
     recompute_parts: frozenset[str] = frozenset({"attention"})
-    """Of selective recompute: attention (the score matrix), mlp, moe, activation, norm, mla_up."""
+    """Of selective recompute: attention (the score matrix), mlp, moe, activation, norm, mla_up; or ops: everything but
+    the layer's input and the results of attention and of every second matmul."""
     recompute_share: float = 1.0
     """Share of layers that a full recompute covers."""
     precision: str = "bf16"
@@ -68,6 +69,8 @@ class ParallelLayout:
     """step; or layer: forward and backward of the layers alone, no optimizer, head or reduction."""
     offload_share: float = 0.0
     """Share of saved activations that live in host memory between forward and backward."""
+    loss_kernel: bool = False
+    """Fully sharded code that is not compiled: one kernel computes the loss and its gradient in 16 bit."""
     qkv_views: bool = False
     """Values are kept as a view of the projection of queries, keys and values, which so lives as long as they do,
     beside rotated queries and keys; else the attention kernel gets tensors of their own."""

@@ -220,6 +220,9 @@ def _repeat(work: Work, layout: ParallelLayout, name: str, forward: Floats, stre
         again[ROUTED] += work.routed_activation / stream
     if ("mlp" in parts and name == "mlp") or ("moe" in parts and name == "moe"):
         again = forward.copy()
+    if "ops" in parts and name in ("attention", "mlp"):
+        again[LINEAR] += 0.5 * forward[LINEAR]
+        again[MOVED] += forward[MOVED]
     if "mla_up" in parts and name == "attention":
         again[LINEAR] += 0.3 * forward[LINEAR]
     return again

@@ -192,6 +192,7 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
     add_linear(work, layout, tokens, h, v)
     if layout.low_precision and not layout.lora:
         work.copies += input_bytes(layout) * v * tokens
+    work.saved_parts["ops"] = input_bytes(layout) * h * input_tokens(layout) + 2 * tokens * kv
     add_tp_pair(work, layout, 2.0 * h * tokens, 1 if layout.fused else 3)
     add_residual(work, layout, h, rows)
     return work
@@ -252,6 +253,7 @@ def mlp(shape: ModelShape, layout: ParallelLayout) -> Work:
     _add_activation(work, layout, f, tokens, shape.gated)
     add_linear(work, layout, tokens, shape.hidden, f)
     add_tp_pair(work, layout, 2.0 * shape.hidden * tokens, 1 if layout.fused else halves)
+    work.saved_parts["ops"] = work.saved - 2 * f * tokens - 2 * shape.hidden * rows
     add_residual(work, layout, shape.hidden, rows)
     return work
 

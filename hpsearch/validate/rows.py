@@ -18,6 +18,8 @@ NEEDED = ("tp", "pp", "dp", "micro_batch", "global_batch")
 FLASH_YEAR, OVERLAP_YEAR, DEDUP_YEAR = 2023, 2024, 2025
 """From when fused attention without dropout (but in GPT-2's blocks, whose recipe has it), overlapped reductions, and
 dispatchers that send a token to a node once are what training code does by default."""
+LOSS_KERNEL_YEAR = 2023
+"""Until when sharded code took its loss kernel along with FlashAttention; later it leaves the loss to torch."""
 OWN_TENSORS_YEAR = 2025
 """From when attention takes queries, keys and values as tensors of their own (Transformer Engine), and
 recipes set the allocator's expandable segments."""
@@ -25,7 +27,7 @@ GRAPH_MONTH = (2026, 6)
 """From when training code for Blackwell captures whole iterations of expert models and overlaps their exchange."""
 PARTS = {
     "core_attn": "attention", "attention": "attention", "mlp": "mlp", "moe": "moe", "moe_act": "activation",
-    "layernorm": "norm", "mla_up_proj": "mla_up",
+    "layernorm": "norm", "mla_up_proj": "mla_up", "op": "ops",
 }  # fmt: skip
 GRAPHS = {"attn": "attention", "mlp": "mlp", "mamba": "mamba", "moe_router": "router", "moe_preprocess": "router"}
 
@@ -187,6 +189,7 @@ class _Reader:
             lora=row.get("workload") == "lora",
             trained_parts="layer" if str(row.get("workload")).startswith("single-layer") else "step",
             offload_share=self._offload(extra),
+            loss_kernel=sharded and when <= LOSS_KERNEL_YEAR,
             qkv_views=when < OWN_TENSORS_YEAR,
             expandable=when >= OWN_TENSORS_YEAR,
             flash=attention.flash,

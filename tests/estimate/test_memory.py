@@ -115,6 +115,14 @@ def test_selective_recompute_drops_its_part() -> None:
     assert kept == 32 * TOKENS * (BLOCK - 4 * A)
 
 
+def test_recompute_by_op_keeps_every_second_product() -> None:
+    """The layer's input, queries, values, attention's output and log-sum-exp; of the MLP one half of f and the result:
+    of seven products the first, third, fifth and last (torchtitan's selective checkpointing by op)."""
+    found = memory(LLAMA, replace(ONE, recompute="selective", recompute_parts=frozenset({"ops"})))
+    kept = 2 * H + 2 * H + 2 * H * G / A + 2 * H + 4 * A + 2 * F + 2 * H
+    assert part(found, "activations") == 32 * TOKENS * kept
+
+
 def test_recomputed_experts_keep_norm_and_input() -> None:
     layout = replace(ONE, recompute="selective", recompute_parts=frozenset({"moe"}))
     kept = part(memory(EXPERTS, layout), "activations") / 48
@@ -175,7 +183,8 @@ def test_offloaded_activations_but_those_under_way() -> None:
         ({}, 2 + 4, 1),
         ({"tp": 8}, 2 + 4, 8),
         ({"fused": False}, 2 + 4 + 4 + 4, 1),
-        ({"fused": False, "fsdp": True, "zero": 3}, 2 + 2, 1),
+        ({"fused": False, "fsdp": True, "zero": 3}, 2 + 4 + 4 + 4, 1),
+        ({"fused": False, "fsdp": True, "zero": 3, "loss_kernel": True}, 2 + 2, 1),
         ({"fused": False, "tp": 8}, 2 + 4 + 4 + 4 + 2 + 4 + 2, 1),
     ],
 )
