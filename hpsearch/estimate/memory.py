@@ -65,6 +65,11 @@ class Memory:
         return sum(size for name, size in self.parts if name not in ("context", "reserve"))
 
     @property
+    def reserved_bytes(self) -> float:
+        """With what the allocator holds beyond tensors: torch's `max_memory_reserved`."""
+        return self.tensor_bytes + dict(self.parts)["reserve"]
+
+    @property
     def persistent_bytes(self) -> float:
         """What lives through the whole step."""
         return sum(size for name, size in self.parts if name in ("weights", "gradients", "optimizer"))
@@ -96,24 +101,34 @@ class _Held:
 def memory(shape: ModelShape, layout: ParallelLayout, cut: tuple[Chunk, ...] | None = None) -> Memory:
     """The fullest of all pipeline ranks. `cut`: the layers of each chunk, if they are not to be chosen here."""
     ranks = range(layout.pp) if layout.pp < 3 or cut else (0, 1, layout.pp - 1)
-    return max((rank_memory(shape, layout, rank, cut) for rank in ranks), key=lambda one: one.peak_bytes)
+    works, cut = _works(shape, layout), cut or chunks(shape, layout)
+    return max((_rank(shape, layout, rank, cut, works) for rank in ranks), key=lambda one: one.peak_bytes)
 
 
 def rank_memory(shape: ModelShape, layout: ParallelLayout, rank: int, cut: tuple[Chunk, ...] | None = None) -> Memory:
     """One device of pipeline rank `rank`, at the fullest of the three moments."""
-    works = {name: BLOCKS[name](shape, layout) for name in sorted(shape.counts)}
-    mine = (cut or chunks(shape, layout))[rank :: layout.pp]
+    return _rank(shape, layout, rank, cut or chunks(shape, layout), _works(shape, layout))
+
+
+def _works(shape: ModelShape, layout: ParallelLayout) -> dict[str, Work]:
+    return {name: BLOCKS[name](shape, layout) for name in sorted(shape.counts)} | {"head": head(shape, layout)}
+
+
+def _rank(
+    shape: ModelShape, layout: ParallelLayout, rank: int, cut: tuple[Chunk, ...], works: dict[str, Work]
+) -> Memory:
+    mine = cut[rank :: layout.pp]
     held = _held(shape, layout, mine, works)
     weights, gradients, optimizer = states(layout, held.dense, held.expert, held.adapters)
     kept, peak = _activations(shape, layout, mine, works, rank)
     kept = _resident(layout, kept, in_flight(layout, rank) * sum(chunk.layers for chunk in mine) / len(mine))
-    logits = head(shape, layout).saved if held.head else 0.0
+    logits = works["head"].saved if held.head else 0.0
     referenced = 0.0 if layout.fused else logits
     moments: tuple[tuple[tuple[str, float], ...], ...] = (
         (("activations", kept), ("logits", logits), ("buffers", _gathered(layout, held.head))),
         (
             ("activations", kept), ("logits", referenced), ("working set", peak),
-            ("buffers", _layer_buffers(layout, works)),
+            ("buffers", _layer_buffers(shape, layout, works)),
         ),
         (("update", _update(layout, optimizer)),),
     )  # fmt: skip
@@ -250,6 +265,7 @@ def _gathered(layout: ParallelLayout, params: float) -> float:
     return (2 + layout.grad_bytes) * params if layout.fsdp else 0.0
 
 
-def _layer_buffers(layout: ParallelLayout, works: dict[str, Work]) -> float:
-    layer = sum(work.params + work.expert_params for work in works.values())
-    return _gathered(layout, layer) + (2 * (GATHERED_LAYERS - 1) * layer if layout.fsdp else 0.0)
+def _layer_buffers(shape: ModelShape, layout: ParallelLayout, works: dict[str, Work]) -> float:
+    """Of the widest layer: its gradient, its parameters and those of the next."""
+    widest = max(sum(works[name].params + works[name].expert_params for name in layer) for layer in set(shape.pattern))
+    return _gathered(layout, widest) + (2 * (GATHERED_LAYERS - 1) * widest if layout.fsdp else 0.0)

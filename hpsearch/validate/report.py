@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpsearch.validate.rows import Row, scored
-from hpsearch.validate.score import Predicted, by, scale, scores, sweep_scores
+from hpsearch.validate.score import Predicted, by, memory_by, scale, scores, sweep_scores
 
 WORST = 10
 
@@ -34,6 +34,8 @@ def report(found: Sequence[Predicted], refused: Mapping[str, str], rows: Sequenc
         *table("device", by(lambda one: str(one.row["hardware"]["device"]), found)),
         *table("kind", by(lambda one: f"{one.row['kind']}, {one.row['workload']}", found)),
         *table("devices", by(scale, found)),
+        "",
+        *_memory_lines(found),
         "",
         *_sweep_lines(found),
         "",
@@ -64,6 +66,15 @@ def _sweep_lines(found: Sequence[Predicted]) -> list[str]:
     lines = ["sweep" + " " * 81 + "rows spearman  regret"]
     for name, s in sweep_scores(found).items():
         lines.append(f"  {name[-82:]:<82}{s['rows']:>6}{s['spearman']:>9.3f}{s['regret']:>8.1%}")
+    return lines
+
+
+def _memory_lines(found: Sequence[Predicted]) -> list[str]:
+    lines = [f"{'memory':<36}{'ran':>6}{'refused':>9}{'ran out':>9}{'fits':>6}{'peaks':>7}{'median':>9}{'lowest':>9}"]
+    for name, s in memory_by(lambda one: str(one.row["family"]), found).items():
+        counts = f"{s['completed']:>6.0f}{s['refused']:>9.0f}{s['out_of_memory']:>9.0f}{s['false_fits']:>6.0f}"
+        errors = f"{s['peak_median']:>9.1%}{s['peak_lowest']:>+9.1%}" if s["peaks"] else ""
+        lines.append(f"  {name[:34]:<34}{counts}{s['peaks']:>7.0f}{errors}")
     return lines
 
 

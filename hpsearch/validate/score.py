@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpsearch.estimate import Estimate
+from hpsearch.estimate import Estimate, rank_memory
 from hpsearch.validate.rows import Case, Row, scored
 
 SWEEP_LAYOUTS = 6
@@ -38,8 +38,17 @@ class Predicted:
 
     @property
     def memory_error(self) -> float | None:
+        """Of the peak, by the measure the row names: what torch allocated unless it says reserved, or all of the device
+        as nvidia-smi shows it; on the fullest rank unless it says rank 0."""
         measured = self.case.measured_peak_bytes
-        return None if measured is None or not self.finished else self.estimate.memory.tensor_bytes / measured - 1
+        if measured is None or not self.finished:
+            return None
+        text, memory = str(self.row.get("notes")).lower(), self.estimate.memory
+        if "rank-0" in text or "rank 0" in text:
+            memory = rank_memory(self.case.shape, self.case.layout, 0)
+        if "nvidia-smi" in text:
+            return memory.peak_bytes / measured - 1
+        return (memory.reserved_bytes if "reserved" in text else memory.tensor_bytes) / measured - 1
 
     @property
     def fits(self) -> bool:
@@ -144,6 +153,28 @@ def fit_scores(found: Sequence[Predicted]) -> dict[str, float]:
         "false_fits": 1 - right_failed,
         "false_out_of_memory": 1 - right_ran,
         "completed_refused": refused,
+    }
+
+
+def memory_by(key: Callable[[Predicted], str], found: Sequence[Predicted]) -> dict[str, dict[str, float]]:
+    """Of each group: completed runs, those said not to fit, runs out of memory, those said to fit, and measured peaks
+    with their errors."""
+    groups: defaultdict[str, list[Predicted]] = defaultdict(list)
+    for one in found:
+        groups[key(one)].append(one)
+    return {name: _memory_counts(group) for name, group in sorted(groups.items())}
+
+
+def _memory_counts(group: Sequence[Predicted]) -> dict[str, float]:
+    peaks = summary(o.memory_error for o in group if o.memory_error is not None)
+    return {
+        "completed": sum(o.finished for o in group),
+        "refused": sum(o.finished and not o.fits for o in group),
+        "out_of_memory": sum(not o.finished for o in group),
+        "false_fits": sum(not o.finished and o.fits for o in group),
+        "peaks": peaks["rows"],
+        "peak_median": peaks.get("median", 0.0),
+        "peak_lowest": min((o.memory_error for o in group if o.memory_error is not None), default=0.0),
     }
 
 
