@@ -5,7 +5,6 @@ from hpsearch.estimate.estimate import Estimate, Priced, estimate, price
 from hpsearch.estimate.memory import Memory, memory, rank_memory
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import LatentAttention, ModelShape, StateSpace
-from hpsearch.estimate.read_shape import shape_of_graph
 from hpsearch.estimate.shape_sources import shape_of_config, shape_of_row
 
 __all__ = [
@@ -23,6 +22,5 @@ __all__ = [
     "price",
     "rank_memory",
     "shape_of_config",
-    "shape_of_graph",
     "shape_of_row",
 ]
