@@ -24,8 +24,9 @@ from hpsearch.capture.trace import Traced, trace
 from hpsearch.capture.twin import COMPUTE_DTYPE, make_twin
 from hpsearch.graph import Input, ModelGraph, Param
 
-READ_ROWS = Rows(2, 4)
-"""Row counts at which sizes are read. Even, and not 1, so that nothing is traced as a special case."""
+READ_ROWS = Rows(2, 6)
+"""Row counts at which sizes are read. Even, and not 1, so that nothing is traced as a special case; not 2 and 4, whose
+logarithms are in proportion too."""
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def matched(name: str, first: fx.Graph, second: fx.Graph) -> list[tuple[fx.Node,
                 "Control flow may not depend on the number of rows.",
             )
     if len(a) != len(b):
-        raise CaptureError(f"graph {name}", f"expected {len(a)} nodes at twice the rows, but found {len(b)}")
+        raise CaptureError(f"graph {name}", f"expected {len(a)} nodes at more rows, but found {len(b)}")
     return list(zip(a, b, strict=True))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -60,3 +62,9 @@ def test_numbers_that_do_not_follow_the_rows_are_refused() -> None:
         graphs.append(graph)
     with pytest.raises(CaptureError, match="same operators for every batch size"):
         at_rows("outer", *graphs, rows, 6)
+
+
+def test_a_number_that_only_seems_to_follow_the_rows_is_refused() -> None:
+    # log 4 is twice log 2: traced at 2 and at 4 rows it would be taken for a number in proportion to the rows.
+    with pytest.raises(CaptureError, match="expected a number in proportion to the rows"):
+        capture(torch.nn.Linear(3, 3), (torch.zeros(8, 3),), loss=lambda o, _: o.square().mean() * math.log(len(o)))
