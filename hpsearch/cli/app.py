@@ -14,6 +14,7 @@ from hpsearch import __version__
 from hpsearch.cli.clusters import clusters_command
 from hpsearch.cli.explain import explain_command
 from hpsearch.cli.plan import plan_command
+from hpsearch.cli.profile import profile_command
 from hpsearch.cli.quickstart import quickstart_command
 from hpsearch.cli.screen import complain
 from hpsearch.errors import HpsearchError
@@ -45,6 +46,7 @@ def _options(
 app.command("plan")(plan_command)
 app.command("explain")(explain_command)
 app.command("clusters")(clusters_command)
+app.command("profile")(profile_command)
 app.command("quickstart")(quickstart_command)
 
 

@@ -1,4 +1,4 @@
-"""From raw measurements to a cluster file; nothing here measures."""
+"""From figures to a cluster file; nothing here measures."""
 
 from __future__ import annotations
 
@@ -14,80 +14,109 @@ from hpsearch.cluster.schema import (
     MatmulEntry,
     Number,
     Numbers,
+    StreamEntry,
     TierEntry,
 )
+from hpsearch.measure.figures import CurveFigure, Figures, MatmulFigure, TierFigure
 
 _KIND = Literal["measured", "published", "specification", "fitted"]
 
 
-def describe_local(devices: int, memory_bytes: int, measured: dict[str, Any], when: str) -> ClusterFile:
-    """The file of this machine with `devices` ranks; `measured` as `hpsearch.measure.rank` prints it."""
+def describe(figures: Figures, *, name: str, summary: str, source: str) -> ClusterFile:
+    """The cluster file of what was measured; `source` says with what and when."""
     return ClusterFile(
         schema_version=SCHEMA,
-        name="local",
-        summary=LOCAL_SUMMARY,
-        sources={"here": f"measured by hpsearch with torch {measured['torch']}, {when}"},
-        device=_device(memory_bytes, measured),
-        tiers=(_tier(devices, measured),),
+        name=name,
+        summary=summary,
+        sources={"here": source},
+        device=_device(figures),
+        tiers=tuple(_tier(tier, inner, figures) for inner, tier in _with_inner(figures.tiers)),
     )
+
+
+def describe_local(devices: int, memory_bytes: int, measured: dict[str, Any], when: str) -> ClusterFile:
+    """The file of this machine with `devices` ranks; `measured` as `hpsearch.measure.rank` prints it."""
+    curves = tuple(
+        CurveFigure(c["kind"], c["size"], 1, tuple(c["nbytes"]), tuple(c["seconds"])) for c in measured["curves"]
+    )
+    matmuls = tuple(
+        MatmulFigure(t["dtype"], t["n"], t["k"], tuple(t["m"]), tuple(t["flops_per_s"])) for t in measured["matmuls"]
+    )
+    peak = max(rate for t in matmuls if t.dtype == "float32" for rate in t.flops_per_s)
+    smallest_s = min((curve.seconds[0] for curve in curves), default=measured["launch_s"])
+    rate = max(
+        (bus_factor(c.kind, c.size) * c.nbytes[-1] / c.seconds[-1] for c in curves),
+        default=measured["memory_bytes_per_s"],
+    )
+    figures = Figures(
+        device="cpu-rank",
+        memory_bytes=memory_bytes,
+        memory_bytes_per_s=measured["memory_bytes_per_s"],
+        launch_s=measured["launch_s"],
+        collective_launch_s=smallest_s,
+        attention_share=min(1.0, measured["attention_flops_per_s"] / peak),
+        overlap=measured["overlap"],
+        matmuls=matmuls,
+        curves=curves,
+        tiers=(TierFigure("node", devices, "memory", rate, smallest_s),),
+    )
+    source = f"measured by hpsearch with torch {measured['torch']}, {when}"
+    return describe(figures, name="local", summary=LOCAL_SUMMARY, source=source)
 
 
 def _number(value: float, unit: str, kind: _KIND = "measured") -> Number:
     return Number(value=value, unit=unit, kind=kind, source="here")
 
 
-def _numbers(values: list[float], unit: str) -> Numbers:
-    return Numbers(values=tuple(values), unit=unit, kind="measured", source="here")
+def _numbers(values: tuple[float, ...], unit: str, scale: float) -> Numbers:
+    return Numbers(values=tuple(value / scale for value in values), unit=unit, kind="measured", source="here")
 
 
-def _device(memory_bytes: int, measured: dict[str, Any]) -> DeviceEntry:
-    peak: dict[str, float] = {}
-    for table in measured["matmuls"]:
-        peak[table["dtype"]] = max(peak.get(table["dtype"], 0.0), *table["flops_per_s"])
-    attention = measured["attention_flops_per_s"] / peak["float32"]
+def _device(figures: Figures) -> DeviceEntry:
+    host = figures.host_bytes_per_s
     return DeviceEntry(
-        name="cpu-rank",
-        memory=_number(memory_bytes, "B"),
-        memory_bandwidth=_number(measured["memory_bytes_per_s"] / 1e9, "GB/s"),
+        name=figures.device,
+        memory=_number(figures.memory_bytes, "B"),
+        memory_bandwidth=_number(figures.memory_bytes_per_s / 1e9, "GB/s"),
         memory_efficiency=_number(1.0, "fraction"),
         matmul_efficiency=_number(1.0, "fraction"),
-        attention_efficiency=_number(min(1.0, attention), "fraction"),
-        launch=_number(measured["launch_s"] * 1e6, "us"),
-        collective_launch=_number(_smallest_s(measured) * 1e6, "us"),
-        overlap_efficiency=_number(measured["overlap"], "fraction"),
-        peak={dtype: _number(rate / 1e9, "GFLOP/s") for dtype, rate in peak.items()},
+        attention_efficiency=_number(figures.attention_share, "fraction"),
+        launch=_number(figures.launch_s * 1e6, "us"),
+        collective_launch=_number(figures.collective_launch_s * 1e6, "us"),
+        overlap_efficiency=_number(figures.overlap, "fraction"),
+        host_bandwidth=None if host is None else _number(host / 1e9, "GB/s"),
+        peak={dtype: _number(rate / 1e9, "GFLOP/s") for dtype, rate in figures.peak.items()},
         matmul=tuple(
-            MatmulEntry(
-                dtype=t["dtype"], n=t["n"], k=t["k"], m=tuple(t["m"]),
-                rate=_numbers([rate / 1e9 for rate in t["flops_per_s"]], "GFLOP/s"),
-            )
-            for t in measured["matmuls"]
+            MatmulEntry(dtype=t.dtype, n=t.n, k=t.k, m=t.m, rate=_numbers(t.flops_per_s, "GFLOP/s", 1e9))
+            for t in figures.matmuls
         ),
-    )  # fmt: skip
-
-
-def _smallest_s(measured: dict[str, Any]) -> float:
-    """Seconds of the smallest collective; of one launch where no group exists."""
-    return float(min((curve["seconds"][0] for curve in measured["curves"]), default=measured["launch_s"]))
-
-
-def _tier(devices: int, measured: dict[str, Any]) -> TierEntry:
-    """One node of `devices` ranks; bandwidth and latency are for groups that were not measured, there are none."""
-    curves = measured["curves"]
-    rate = max(
-        (bus_factor(c["kind"], c["size"]) * c["nbytes"][-1] / c["seconds"][-1] for c in curves),
-        default=measured["memory_bytes_per_s"],
+        stream=_stream(figures),
     )
+
+
+def _stream(figures: Figures) -> StreamEntry | None:
+    if not figures.streams:
+        return None
+    nbytes, seconds = zip(*figures.streams, strict=True)
+    return StreamEntry(nbytes=nbytes, time=_numbers(seconds, "us", 1e-6))
+
+
+def _with_inner(tiers: tuple[TierFigure, ...]) -> list[tuple[int, TierFigure]]:
+    """Each tier with the size of the one inside it; 1 for the innermost."""
+    return list(zip([1, *(tier.size for tier in tiers)], tiers, strict=False))
+
+
+def _tier(tier: TierFigure, inner: int, figures: Figures) -> TierEntry:
+    curves = [c for c in figures.curves if inner < c.size * c.stride <= tier.size]
     return TierEntry(
-        name="node",
-        size=_number(devices, "devices"),
-        link="memory",
-        bandwidth=_number(rate / 1e9, "GB/s", "fitted"),
-        latency=_number(_smallest_s(measured) * 1e6, "us", "fitted"),
+        name=tier.name,
+        size=_number(tier.size, "devices"),
+        link=tier.link,
+        bandwidth=_number(tier.bytes_per_s / 1e9, "GB/s"),
+        latency=_number(tier.latency_s * 1e6, "us"),
         collectives=tuple(
             CurveEntry(
-                op=c["kind"], group=c["size"], nbytes=tuple(c["nbytes"]),
-                time=_numbers([s * 1e6 for s in c["seconds"]], "us"),
+                op=c.kind, group=c.size, stride=c.stride, nbytes=c.nbytes, time=_numbers(c.seconds, "us", 1e-6)
             )
             for c in curves
         ),

@@ -1,0 +1,117 @@
+"""`hpsearch profile`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from hpsearch.cli.screen import show
+from hpsearch.errors import HpsearchError, LaunchError
+from hpsearch.plan.units import seconds
+
+GRACE_S = 10.0
+"""How long ranks may go on after one of them failed: it says why, the others wait for it in a collective."""
+
+
+def profile_command(
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and shapes: under a minute on a laptop.")] = False,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Without a launcher: start so many ranks on this machine.")
+    ] = None,
+    tiers: Annotated[
+        str, typer.Option(metavar="N,N", help="Devices in a domain of each tier, innermost first, instead of looking.")
+    ] = "",
+    most_spread: Annotated[
+        float, typer.Option(min=0.0, help="Refuse a profile whose passes differ by more than this, in the median.")
+    ] = 0.5,
+) -> None:
+    """Measures a machine and writes it as a cluster that plans can be made for.
+
+    Under torchrun, on every rank: torchrun --nproc-per-node 8 -m hpsearch profile -o my-cluster/. Interrupted, the same
+    command goes on where it stopped.
+    """
+    if output is None:
+        raise typer.BadParameter("name the folder to write.", param_hint="-o")
+    sizes = _tier_sizes(tiers)
+    if "WORLD_SIZE" not in os.environ:
+        _launch(ranks, sys.argv[1:])
+        return
+    began = time.monotonic()
+    from hpsearch.measure.points import FULL, QUICK
+    from hpsearch.measure.profile import WARN_SPREAD, finish
+    from hpsearch.measure.session import end, measure_here, progress
+    from hpsearch.run.launch import together
+
+    try:
+        with progress() as bar:
+            found = measure_here(output, QUICK if quick else FULL, bar)
+        repeated = together(
+            "profile", lambda: finish(output, *found, tier_sizes=sizes, most_spread=most_spread) if found else None
+        )
+    except HpsearchError as error:
+        if int(os.environ["RANK"]):  # rank 0 says it for all
+            raise typer.Exit(error.exit_code) from error
+        raise
+    if repeated is not None:
+        said = f"Written to {output} in {seconds(time.monotonic() - began)}. Repeats differ by {repeated.median:.1%} "
+        said += f"in the median ({', '.join(f'{kind} {spread:.0%}' for kind, spread in repeated.by_kind.items())})."
+        show(Text(said))
+        if repeated.median > WARN_SPREAD:
+            show(Text(f"That is more than {WARN_SPREAD:.0%}: was the machine busy?"), stderr=True)
+    end()
+
+
+def _tier_sizes(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() and int(word) > 1 for word in words):
+        raise typer.BadParameter(f"expected whole numbers above 1, but got {text!r}.", param_hint="--tiers")
+    found = tuple(int(word) for word in words)
+    if any(outer <= inner or outer % inner for inner, outer in pairwise(found)):
+        raise typer.BadParameter(f"expected each a multiple of the one before, but got {text!r}.", param_hint="--tiers")
+    return found
+
+
+def _launch(ranks: int | None, arguments: list[str]) -> None:
+    """The same command on local ranks; they end with this process, whatever happens."""
+    if ranks is None:
+        raise LaunchError(
+            "profile", "expected ranks to measure, but no launcher started this process",
+            "Start it with torchrun --nproc-per-node N -m hpsearch profile …, or say --ranks N.",
+        )  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(ranks):
+            own = {"RANK": rank, "LOCAL_RANK": rank, **shared}
+            environment = {"OMP_NUM_THREADS": "1", **os.environ, **{name: str(value) for name, value in own.items()}}
+            processes.append(subprocess.Popen([sys.executable, "-m", "hpsearch", *arguments], env=environment))
+        codes = _wait(processes)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+    if any(codes):
+        raise typer.Exit(max(codes))
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Exit codes, once all have ended, or a few seconds after the first that failed."""
+    deadline = float("inf")
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        if deadline == float("inf") and any(process.poll() for process in processes):
+            deadline = time.monotonic() + GRACE_S
+        time.sleep(0.05)
+    return [abs(process.returncode or 0) for process in processes]

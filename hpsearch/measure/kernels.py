@@ -1,0 +1,261 @@
+"""The call behind each point, on this rank's device: the same code for CPU and every accelerator, any backend."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpsearch.errors import InternalError
+from hpsearch.measure.points import Effort, Point, pair_rounds
+
+Call = Callable[[], object]
+SHORT_ROUNDS = 10
+"""Of a call that several ranks do together."""
+MOST_CALLS = 20_000
+"""In one round."""
+
+
+def usable_cores() -> float:
+    """Cores that this process may use: those it may run on, and no more than its container is given."""
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    words = limit.read_text().split() if limit.is_file() else []
+    return min(cores, int(words[0]) / int(words[1])) if len(words) == 2 and words[0].isdigit() else cores
+
+
+def ranks_a_core(ranks_here: int) -> float:
+    """How many ranks share a core when each has its threads; at least 1."""
+    return max(1.0, ranks_here * torch.get_num_threads() / usable_cores())
+
+
+@dataclass
+class Bench:
+    """This rank with what it needs to measure: its device, a group for agreeing, the groups of the shape at hand."""
+
+    device: torch.device
+    effort: Effort
+    control: dist.ProcessGroup
+    """Over CPU tensors, whatever the backend of the device."""
+    ranks_here: int = 1
+    """Ranks on this host."""
+    _shape: tuple[int, ...] = ()
+    _group: Any = None
+    _pairs: tuple[tuple[tuple[int, int], ...], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pairs = pair_rounds(dist.get_world_size())
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device.type == "cpu"
+
+    def wait(self) -> None:
+        """Until all that this rank issued has run."""
+        if not self.on_cpu:
+            torch.accelerator.synchronize()
+
+    def slowest(self, values: list[float]) -> list[float]:
+        """The largest of each value over all ranks; everybody waits for everybody."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control)
+        return [float(value) for value in tensor]
+
+    def round_s(self, call: Call, count: int) -> float:
+        """Seconds of one of `count` calls in a row on this rank, after all ranks met."""
+        return self._timed(call, count)[0]
+
+    def _timed(self, call: Call, count: int) -> tuple[float, float]:
+        """(Seconds on the wall, CPU seconds of this process) of one of `count` calls in a row, after all ranks met."""
+        self.wait()
+        dist.barrier(group=self.control)
+        start, cpu = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            call()
+        self.wait()
+        return (time.perf_counter() - start) / count, (time.process_time() - cpu) / count
+
+    def rounds_s(self, call: Call, budget_s: float | None = None) -> list[float]:
+        """Seconds of one call in each round, on the slowest rank; as many calls a round on every rank.
+
+        Many short rounds: what else a machine does spoils a long round for sure, and leaves some short ones alone.
+        """
+        rounds, budget_s = SHORT_ROUNDS, self.effort.budget_s if budget_s is None else budget_s
+        call()
+        count, once = self._calls_for(call, budget_s / rounds)
+        rounds = max(2, min(rounds, round(budget_s / (once * count))))
+        return self.slowest([self.round_s(call, count) for _ in range(rounds)])
+
+    def cpu_rounds_s(self, call: Call) -> tuple[list[float], list[float]]:
+        """(Seconds of a call, seconds on the wall) in each round, of a call that computes on processor cores.
+
+        CPU seconds, to which other programs add nothing, times the ranks that share a core; all ranks compute at once.
+        """
+        call()
+        count, _ = self._calls_for(call, self.effort.budget_s / self.effort.rounds)
+        wall, own = zip(*(self._timed(call, count) for _ in range(self.effort.rounds)), strict=True)
+        crowd = ranks_a_core(self.ranks_here)
+        found = self.slowest([crowd * seconds / torch.get_num_threads() for seconds in own] + list(wall))
+        return found[: len(own)], found[len(own) :]
+
+    def _calls_for(self, call: Call, round_s: float) -> tuple[int, float]:
+        """(Calls that take about `round_s`, seconds of one), the same on every rank.
+
+        Grown step by step: a single call is over before the other ranks have begun theirs, and tells too little.
+        """
+        count = 1
+        while True:
+            (once,) = self.slowest([self.round_s(call, count)])
+            if once * count > 0.5 * round_s or count >= MOST_CALLS:
+                return count, once
+            count = min(MOST_CALLS, max(2 * count, round(0.8 * round_s / max(once, 1e-7))))
+
+    def group(self, shape: tuple[int, ...]) -> dist.ProcessGroup:
+        """This rank's group when the world is cut into groups of (size, stride), as a mesh axis cuts it. Collective.
+
+        Groups of one shape live at a time: communicators hold device memory.
+        """
+        if shape != self._shape:
+            self.release()
+            size, stride = shape
+            ranks = torch.arange(dist.get_world_size()).view(-1, size, stride).transpose(1, 2).reshape(-1, size)
+            self._group, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
+            self._shape = shape
+        return self._group
+
+    def release(self) -> None:
+        """Lets the groups at hand go. Collective."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+        self._shape, self._group = (), None
+
+    def partner(self, round_index: int) -> int | None:
+        """Whom this rank exchanges messages with in a round of pairs; None when it sits out."""
+        rank = dist.get_rank()
+        return next((a + b - rank for a, b in self._pairs[round_index] if rank in (a, b)), None)
+
+    def pairs(self, round_index: int) -> tuple[tuple[int, int], ...]:
+        return self._pairs[round_index]
+
+
+def call_of(bench: Bench, point: Point) -> Call:
+    """What is timed for a point of one call; InternalError for a kind that has a measurement of its own."""
+    if point.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+        return collective(bench, point)
+    makers = {
+        "launch": launch, "add": stream, "copy": stream, "sum": stream, "matmul": matmul, "attention": attention,
+        "to_device": host_copy, "to_host": host_copy,
+    }  # fmt: skip
+    if point.kind not in makers:
+        raise InternalError(f"point {point.key}", f"expected one of {', '.join(makers)}")
+    return makers[point.kind](bench, point)
+
+
+def collective(bench: Bench, point: Point) -> Call:
+    """One collective of `nbytes` (the convention of `hpsearch.layout.redistribute`) in this rank's group."""
+    group, size = bench.group(point.shape), point.shape[0]
+    elements = max(point.nbytes // 4 // size, 1)
+    large = torch.ones(elements * size, device=bench.device)
+    small = torch.ones(elements, device=bench.device)
+    if point.kind == "all_gather":
+        return lambda: dist.all_gather_single(large, small, group=group)
+    if point.kind == "reduce_scatter":
+        return lambda: dist.reduce_scatter_single(small, large, group=group)
+    if point.kind == "all_reduce":
+        return lambda: dist.all_reduce(large, group=group)
+    if point.kind == "broadcast":
+        return lambda: dist.broadcast(large, group=group, group_src=0)
+    received = torch.empty_like(large)
+    return lambda: dist.all_to_all_single(received, large, group=group)
+
+
+def message(bench: Bench, point: Point) -> Call:
+    """A message to the partner and one back; nothing for a rank that sits out."""
+    partner = bench.partner(point.shape[0])
+    if partner is None:
+        return lambda: None
+    sent = torch.ones(max(1, point.nbytes // 4), device=bench.device)
+    received = torch.empty_like(sent)
+    first = dist.get_rank() < partner
+
+    def there_and_back() -> None:
+        if first:
+            dist.send(sent, partner)
+            dist.recv(received, partner)
+        else:
+            dist.recv(received, partner)
+            dist.send(sent, partner)
+
+    return there_and_back
+
+
+def _dtype(point: Point) -> torch.dtype:
+    return getattr(torch, point.dtype)
+
+
+def launch(bench: Bench, point: Point) -> Call:
+    """Operators of a training step on tensors of a few numbers, called as emitted programs call them; per operator."""
+    a, b = (torch.ones(4, 4, device=bench.device) for _ in range(2))
+    aten = torch.ops.aten
+    turn = 0
+
+    def one() -> None:
+        nonlocal turn
+        turn = (turn + 1) % 4
+        if turn == 0:
+            aten.add.Tensor(a, b)
+        elif turn == 1:
+            aten.mul.Tensor(a, b)
+        elif turn == 2:
+            aten.silu.default(a)
+        else:
+            aten.mm.default(a, b)
+
+    return one
+
+
+def stream(bench: Bench, point: Point) -> Call:
+    """A kernel that moves `nbytes` in all, its result in memory of its own, as in a training step."""
+    dtype = _dtype(point)
+    tensors = {"add": 3, "copy": 2, "sum": 1}[point.kind]
+    elements = max(1, point.nbytes // tensors // dtype.itemsize)
+    a, b = (torch.ones(elements, dtype=dtype, device=bench.device) for _ in range(2))
+    if point.kind == "add":
+        return lambda: torch.add(a, b)
+    if point.kind == "copy":
+        return lambda: torch.clone(a)
+    return lambda: torch.sum(a)
+
+
+def matmul(bench: Bench, point: Point) -> Call:
+    m, n, k = point.shape
+    left = torch.ones(m, k, dtype=_dtype(point), device=bench.device)
+    right = torch.ones(k, n, dtype=_dtype(point), device=bench.device)
+    return lambda: left @ right
+
+
+def attention(bench: Bench, point: Point) -> Call:
+    """Forward and backward of causal attention."""
+    q, k, v = (torch.randn(point.shape, dtype=_dtype(point), device=bench.device, requires_grad=True) for _ in range(3))
+    given = torch.ones(point.shape, dtype=_dtype(point), device=bench.device)
+
+    def both_passes() -> None:
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.autograd.grad(out, (q, k, v), given)
+
+    return both_passes
+
+
+def host_copy(bench: Bench, point: Point) -> Call:
+    """Between the device and page-locked host memory."""
+    on_host = torch.ones(max(1, point.nbytes), dtype=torch.uint8).pin_memory()
+    on_device = on_host.to(bench.device)
+    if point.kind == "to_device":
+        return lambda: on_device.copy_(on_host, non_blocking=True)
+    return lambda: on_host.copy_(on_device, non_blocking=True)
