@@ -153,5 +153,8 @@ class PlanFile(_Frozen):
     collectives: tuple[CollectiveEntry, ...]
     predicted: PredictedEntry
     certificate: CertificateEntry
+    environment: dict[str, str] = {}
+    """Variable of the launch → what it may be if it is set, where the plan's overlap rests on it; see
+    `hpsearch.plan.environment`."""
     versions: dict[str, str] = {}
     """hpsearch, torch, transformers that made the graph; a difference is reported, not refused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from hpsearch.cluster import Cluster
 from hpsearch.errors import BatchError, PlanError
 from hpsearch.graph import Call, ModelGraph, OpGraph
 from hpsearch.plan import Plan
+from hpsearch.plan.environment import unmet
 from hpsearch.run.launch import agree, is_first, num_processes, start, together
 from hpsearch.run.stepper import Built
 
@@ -42,8 +44,11 @@ def choose_plan(given: Given, on: Where, find: Find, trace: Callable[[], Capture
 def check_plan(plan: Plan, graph: ModelGraph, given: Given, on: Where | None) -> Plan:
     """`plan` again, after making sure that it is for this model, and for the cluster `on` if one was named. Collective.
 
-    Raises PlanError with the first difference.
+    Warns of variables under which its overlap would not happen. Raises PlanError with the first difference.
     """
+    if is_first():
+        for sentence in unmet(plan.file, os.environ):
+            warnings.warn(sentence, stacklevel=2)
     # Only rank 0 looks at the cluster: a `local` one is what that rank's machine measured.
     against = on if given is not None and is_first() else None
 

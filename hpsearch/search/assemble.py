@@ -25,6 +25,7 @@ from hpsearch.plan import (
     model_fingerprint,
     param_patterns,
 )
+from hpsearch.plan.environment import environment_of
 from hpsearch.plan.patterns import further_names
 from hpsearch.plan.traffic import traffic
 from hpsearch.search.candidates import SPACE
@@ -80,7 +81,8 @@ def plan_of(model: ModelGraph, cluster: Cluster, found: Found, certificate: Cert
     dtypes = (table.job.recipe.compute, table.job.recipe.reduce)
     collectives = traffic(file, model, table.mesh, dtypes, lambda c: _seconds(cluster, table.mesh, c))
     total_s = sum(c.seconds * c.calls for c in collectives)
-    return Plan(file.model_copy(update={"collectives": collectives, "predicted": _predicted(found, total_s)}))
+    changed = {"collectives": collectives, "predicted": _predicted(found, total_s)}
+    return Plan(file.model_copy(update=changed | {"environment": environment_of(collectives, cluster.tiers)}))
 
 
 def _seconds(cluster: Cluster, mesh: Mesh, c: Collective) -> float:

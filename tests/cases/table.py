@@ -20,7 +20,6 @@ EP = "issue 5: experts"
 PP = "issue 5: pipelines"
 QUANT = "issue 5: precision; no quantised weights here"
 COST = "issue 3: the profiler"
-GPU = "issue 5: programs run on GPUs there"
 CUT = "issue 4: stages are searched there, run in issue 5"
 
 
@@ -196,7 +195,7 @@ CASES = (
     Case("TOP-10", "devices of unequal memory and speed",
          "an unequal split, or refused", "ml-explore/mlx-lm/pull/1137"),
     Case("TOP-11", "an environment variable that one overlap needs and another forbids",
-         "the plan says what it needs", "pytorch/torchtitan/issues/1147", GPU),
+         "the plan says what it needs", "pytorch/torchtitan/issues/1147"),
     Case("TOP-13", "latency left out: many small collectives win",
          "latency counted", "pytorch/pytorch/pull/119897"),
     Case("PIP-01", "fewer micro-batches than stages hangs",

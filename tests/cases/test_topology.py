@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 
 import pytest
 
@@ -10,6 +12,8 @@ from hpsearch.cluster import Cluster, Tier
 from hpsearch.cluster.read import read
 from hpsearch.errors import ClusterError, LegalityError
 from hpsearch.layout import Mesh
+from hpsearch.plan.environment import unmet
+from hpsearch.run.choose import check_plan
 from tests.cases import configs
 from tests.cases.plans import graph_of, h100, search, uneven_cuts
 from tests.cluster.test_files import GOOD
@@ -149,6 +153,26 @@ def test_top_10_unequal_devices_are_refused() -> None:
         caught.value
     )
     assert "Describe the slower one with the smaller memory" in str(caught.value)
+
+
+def test_top_11_the_plan_says_what_its_overlap_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the plan's JSON, and as a warning before the start where the job's environment says otherwise."""
+    model = graph_of(configs.LLAMA_8B, num_hidden_layers=2)
+    plan = search(model, h100(2), global_batch=8, fix={"tp": 1})
+    assert json.loads(plan.content)["environment"] == {"CUDA_DEVICE_MAX_CONNECTIONS": "8 to 32"}
+    predicted = plan.file.predicted
+    assert predicted.step_s < predicted.compute_s + predicted.communication_s
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    without = f"without overlap its step is {predicted.compute_s + predicted.communication_s:.4g} s instead of"
+    with pytest.warns(UserWarning, match=f"CUDA_DEVICE_MAX_CONNECTIONS is 1, but .* unset or 8 to 32; {without}"):
+        check_plan(plan, model, plan, None)
+    for value in ("8", "32"):
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", value)
+        assert unmet(plan.file, os.environ) == ()
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    assert unmet(plan.file, os.environ) == ()
+    alone = search(model, h100(1), global_batch=2)
+    assert alone.file.environment == {}, "nothing to hide on one device"
 
 
 def test_top_13_latency_counts() -> None:
