@@ -19,9 +19,9 @@ CONTEXT_BYTES = 0.6e9
 COMMUNICATOR_BYTES = 0.27e9
 """NCCL's buffers of one communicator: 4 MiB for each of up to 32 channels, for sending and for receiving
 (NCCL_BUFFSIZE, docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)."""
-RESERVE = 0.03
+RESERVE = 0.02
 """Of all tensors: what the allocator holds beyond them."""
-HOLES = 0.03
+HOLES = 0.05
 """Of activations, besides, with segments of fixed size: blocks of many sizes that come and go leave holes."""
 MASTER_BYTES, MOMENT_BYTES = 4.0, 8.0
 """fp32 master copy, and the two fp32 moments of Adam, of one parameter."""
@@ -29,6 +29,8 @@ GATHERED_LAYERS = 2
 """Layers whose parameters stand gathered at once under full sharding: the one at work and the next."""
 COPIED_LAYERS = 2
 """Layers whose activations are copied to or from the host as one."""
+BUCKET_PARAMS = 5e8
+"""Gradients in one bucket of ZeRO-2 (DeepSpeed's `reduce_bucket_size`, deepspeed.ai/docs/config-json)."""
 OVERLAPPED_LINEARS = 8
 """Products with a buffer of their own: of the four linears of a layer, forward and backward (Transformer Engine's
 `initialize_ub`)."""
@@ -122,7 +124,7 @@ def _rank(
     weights, gradients, optimizer = states(layout, held.dense, held.expert, held.adapters)
     kept, peak = _activations(shape, layout, mine, works, rank)
     kept = _resident(layout, kept, in_flight(layout, rank) * sum(chunk.layers for chunk in mine) / len(mine))
-    logits = works["head"].saved if held.head else 0.0
+    logits = works["head"].saved * sum(chunk.heads for chunk in mine)
     referenced = 0.0 if layout.fused else logits
     moments: tuple[tuple[tuple[str, float], ...], ...] = (
         (("activations", kept), ("logits", logits), ("buffers", _gathered(layout, held.head))),
@@ -133,8 +135,8 @@ def _rank(
         (("update", _update(layout, optimizer)),),
     )  # fmt: skip
     fullest = max(moments, key=lambda parts: sum(size for _, size in parts))
-    overlap = ("tp overlap", _overlap_buffers(shape, layout))
-    parts = [("weights", weights), ("gradients", gradients), ("optimizer", optimizer), *fullest, overlap]
+    exchange = ("exchange", _exchange(shape, layout, works) + _bucket(layout, held.dense + held.expert))
+    parts = [("weights", weights), ("gradients", gradients), ("optimizer", optimizer), *fullest, exchange]
     reserve = RESERVE * sum(size for _, size in parts)
     if not layout.expandable:
         reserve += HOLES * dict(parts).get("activations", 0.0)
@@ -168,7 +170,7 @@ def _resident(layout: ParallelLayout, kept: float, layers: float) -> float:
     if not layout.offload_share:
         return kept
     moving = (4 if layout.pp > 1 else 2) * COPIED_LAYERS
-    return kept * (1 - layout.offload_share + min(layout.offload_share, moving / layers))
+    return kept * (1 - layout.offload_share + min(layout.offload_share, moving / max(layers, 1)))
 
 
 def states(layout: ParallelLayout, dense: float, expert: float, adapters: float = 0.0) -> tuple[float, float, float]:
@@ -253,11 +255,26 @@ def _activations(
     return in_flight(layout, rank) * (whole - dropped), pair + dropped / max(layers, 1)
 
 
-def _overlap_buffers(shape: ModelShape, layout: ParallelLayout) -> float:
-    """Whole inputs or outputs of the layer's linears, which matmuls that overlap with their collective work through."""
-    if layout.tp == 1 or not (layout.overlap_tp and layout.sp):
+def _exchange(shape: ModelShape, layout: ParallelLayout, works: dict[str, Work]) -> float:
+    """What stands ready to be sent or received: whole inputs or outputs of the layer's linears, which matmuls that
+    overlap with their collective work through; activations and their gradients on the way between stages; keys and
+    values of the next cp rank, or of all, and their gradients; tokens sent to and received for experts."""
+    size = 0.0
+    if layout.tp > 1 and layout.overlap_tp and layout.sp:
+        size += OVERLAPPED_LINEARS * 2.0 * shape.hidden * layout.tokens
+    if layout.pp > 1:
+        size += 4 * 2.0 * shape.hidden * layout.tokens / (layout.tp if layout.sp else 1)
+    blocks = max((work.cp_bytes for work in works.values()), default=0.0)
+    size += 2 * blocks * (1 if layout.cp_kind == "ring" else layout.cp)
+    return size + 2 * max((work.ep_bytes for work in works.values()), default=0.0)
+
+
+def _bucket(layout: ParallelLayout, params: float) -> float:
+    """Gradients that wait for their reduction to the rank that keeps them, and those being reduced. Where every rank
+    keeps all gradients, or gathers layer by layer, buckets are views of what is counted."""
+    if layout.zero != 2 or layout.fsdp or layout.data_ranks == 1:
         return 0.0
-    return OVERLAPPED_LINEARS * 2.0 * shape.hidden * layout.tokens
+    return 2 * layout.grad_bytes * min(params, BUCKET_PARAMS)
 
 
 def _gathered(layout: ParallelLayout, params: float) -> float:

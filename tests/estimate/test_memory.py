@@ -207,6 +207,32 @@ def test_full_sharding_gathers_two_layers_and_holds_a_gradient() -> None:
     assert part(memory(shape, layout), "buffers") == (2 * 2 + 4) * layer
 
 
+def test_what_is_on_its_way() -> None:
+    """Eight whole inputs under overlapped tp; activation and gradient in and out between stages; keys and values of
+    the next rank, or of all four, with their gradients; tokens to and from experts; two buckets of ZeRO-2."""
+
+    def exchanged(layout: ParallelLayout, shape: ModelShape = LLAMA) -> float:
+        return part(memory(shape, layout), "exchange")
+
+    assert exchanged(ONE) == 0
+    wide = replace(EIGHT, tp=8, sp=True, global_batch=1)
+    assert exchanged(wide) == 0
+    assert exchanged(replace(wide, overlap_tp=True)) == 8 * 2 * H * TOKENS
+    staged = ParallelLayout(devices=2, seq_len=S, micro_batch=1, global_batch=2, pp=2)
+    assert exchanged(staged) == 2 * 2 * 2 * H * TOKENS
+    ring = ParallelLayout(devices=4, seq_len=S, micro_batch=1, global_batch=1, cp=4)
+    block = 2 * 2 * (H * G / A) * TOKENS / 4
+    assert exchanged(ring) == 2 * block
+    assert exchanged(replace(ring, cp_kind="gather")) == 2 * 4 * block
+    assert exchanged(replace(EIGHT, ep=8), EXPERTS) == 2 * 2 * 2048 * TOKENS * 8
+    assert exchanged(replace(EIGHT, zero=2)) == 2 * 4 * 5e8
+
+
+def test_every_extra_prediction_has_logits() -> None:
+    once = part(memory(LLAMA, ONE), "logits")
+    assert part(memory(replace(LLAMA, mtp_layers=1), ONE), "logits") == 2 * once
+
+
 def test_the_peak_is_the_fullest_moment() -> None:
     """A large vocabulary peaks at the loss, a small one in the backward of a layer, a tiny batch at the update."""
     assert part(memory(LLAMA, ONE), "logits") > 0
