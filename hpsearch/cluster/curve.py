@@ -1,4 +1,5 @@
-"""Measured curves: time over message size for one collective and one group, interpolated in log-log."""
+"""Measured curves: time over message size for one collective and one group, a latency and a bandwidth between each two
+neighbouring sizes."""
 
 from __future__ import annotations
 
@@ -62,15 +63,14 @@ class Curve:
     def latency_s(self) -> float:
         return float(self.smooth[0])
 
-    @cached_property
-    def _log(self) -> tuple[Floats, Floats]:
-        return np.log(np.asarray(self.nbytes, dtype=np.float64)), np.log(self.smooth)
-
     def at(self, nbytes: Floats) -> Floats:
-        """Seconds for each size. Below the first size: its time (latency). Above the last: growing as it did last."""
-        log_bytes, log_s = self._log
+        """Seconds for each size. Below the first size: its time (latency). Above the last: growing as it did last.
+
+        Between sizes in bytes, not in their logarithms: with every second size left out of the 64 shipped tables, 1.9 %
+        off in the median (90th centile 11.5 %), where log-log is 2.9 % (11.5 %) off.
+        """
         last = float(self.nbytes[-1])
-        inside = np.exp(np.interp(np.log(np.maximum(nbytes, 1.0)), log_bytes, log_s))
+        inside = np.interp(nbytes, np.asarray(self.nbytes, dtype=np.float64), self.smooth)
         return np.where(nbytes > last, self.smooth[-1] + (nbytes - last) * self._seconds_per_byte, inside)
 
     @property

@@ -201,21 +201,27 @@ def test_a_measured_point_is_its_own_price(name: str) -> None:
             assert (price.seconds, price.basis) == (pytest.approx(seconds, rel=1e-9), "measured")
 
 
+def test_between_two_sizes_stand_a_latency_and_a_bandwidth() -> None:
+    """3 us + 1 us a KiB at the ends, so 5 us in the middle."""
+    curve = Curve("all_gather", 8, 1, (1024, 3072), (4e-6, 6e-6))
+    assert curve.at(np.array([1.0, 1024, 2048, 3072])).tolist() == pytest.approx([4e-6, 4e-6, 5e-6, 6e-6])
+
+
 def test_smoothing_pools_only_what_falls() -> None:
     curve = Curve("all_gather", 8, 1, (1, 2, 4, 8), (1e-6, 4e-6, 1e-6, 5e-6))
     assert curve.smooth.tolist() == pytest.approx([1e-6, 2e-6, 2e-6, 5e-6])
 
 
 def test_leaving_out_every_second_point_predicts_it() -> None:
-    """Interpolation over a factor-4 grid against the points between: 3 % in the median, as published."""
+    """Interpolation over a factor-4 grid against the points between: 2 % in the median, 3 % in log-log."""
     errors: list[float] = []
     for name in ("h100-sxm-ib400", "a100-sxm-selene", "h200-sxm-ib400", "b200-hgx-ib400", "gb200-nvl72", "gb300-nvl72"):
         for curve in Cluster.load(name, devices=8).tiers[0].curves:
             coarse = dataclasses.replace(curve, nbytes=curve.nbytes[::2], seconds=curve.seconds[::2])
             errors += list(abs(coarse.at(np.array(curve.nbytes[1::2], dtype=float)) / curve.seconds[1::2] - 1))
     assert len(errors) == 640  # 64 tables
-    assert np.median(errors) < 0.05
-    assert np.percentile(errors, 90) < 0.15
+    assert np.median(errors) < 0.02
+    assert np.percentile(errors, 90) < 0.12
 
 
 def test_group_sizes_between_and_beyond_the_measured_ones() -> None:
