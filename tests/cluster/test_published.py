@@ -11,6 +11,7 @@ import pytest
 
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.curve import bus_factor
+from tests.benchmarks.bench_collectives import left_out, measured_curves
 
 from .figures import (
     B200_GATHER_US,
@@ -80,10 +81,11 @@ def test_all_reduce_over_64_nodes_takes_the_better_way() -> None:
 
 
 def test_all_reduce_over_4_nodes() -> None:
-    """From 2 MiB on within 25 % of EFA without its own curve; below, no source states what its latency is made of."""
+    """All within 25 % of EFA without its own curve, but for the three smallest sizes, printed as 0.01, 0.04 and 0.45
+    GB/s: 6.3 ms for 32 KiB where 256 KiB take 0.4."""
     found = group(all_reduces(), "32 B200 over EFA")
-    assert abs(found[6:]).max() < 0.25
-    assert np.median(abs(found[6:])) < 0.15
+    assert abs(found[3:]).max() < 0.25
+    assert np.median(abs(found[3:])) < 0.15
     measured = Cluster.load("b200-hgx-efa400", devices=32)
     seconds = [bus_factor("all_reduce", 32) * n / (bus * 1e9) for n, bus in zip(EFA_SIZES, EFA_BUS, strict=True)]
     assert abs(errors(measured, "all_reduce", 32, EFA_SIZES[3:], seconds[3:])).max() < 0.05
@@ -102,6 +104,18 @@ def test_dispatch_to_experts() -> None:
     assert all(f.error > -0.4 for f in slow)
     assert all(-0.25 < f.error < 0 for f in figures if f.what == "CloudMatrix384, combine")
     assert all(-0.55 < f.error < -0.5 for f in figures if f.what == "CloudMatrix384, dispatch")
+
+
+def test_every_measured_table_ships_with_its_device() -> None:
+    """12 of a node of eight, 8 of a tray of four. Every second size left out, most tables are within 5 % in the median
+    and 15 % at the 90th centile each for itself."""
+    curves = measured_curves()
+    assert {device: len(found) for device, found in curves.items()} == {
+        "A100-SXM4-80GB": 12, "B200-SXM-180GB": 12, "GB200": 8, "GB300": 8, "H100-SXM5-80GB": 12, "H200-SXM5-141GB": 12,
+    }  # fmt: skip
+    off = [left_out(curve) for found in curves.values() for curve in found]
+    assert sum(np.median(errors) > 0.05 for errors in off) <= 8
+    assert sum(np.percentile(errors, 90) > 0.15 for errors in off) <= 6
 
 
 def test_smallest_all_reduce_over_32_nodes() -> None:
