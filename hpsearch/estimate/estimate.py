@@ -24,7 +24,7 @@ from hpsearch.estimate.work import BLOCKS, Work, embedding, head
 
 OPTIMIZER_BYTES = 44.0
 """Read and written for one parameter: norm and scale 8, both moments 16, master copy 8, gradient 8, weight 4."""
-HOST_POWER = 4.0
+HOST_POWER = 3.0
 """How sharply the longer of device and host wins: t = (device^p + host^p)^(1/p)."""
 
 

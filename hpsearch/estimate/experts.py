@@ -22,9 +22,9 @@ QUANTISED_BY_TENSOR = 16.0
 sides, cut again; one scale for a whole tensor is found by a pass of its own."""
 QUANTISED_CAPTURED = 4.0
 """The same inside the kernels that sort tokens."""
-EXPERT_LAUNCH = 0.075
+EXPERT_LAUNCH = 0.046
 """A launch from a loop over experts inside one call, in kernels: the device sees 3 us between two small kernels."""
-ROUTING_STALL = 8.0
+ROUTING_STALL = 5.0
 """Kernels that the host issues between learning how many tokens each expert got and the first product over them."""
 
 

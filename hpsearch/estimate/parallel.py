@@ -53,6 +53,8 @@ class ParallelLayout:
     fused: bool = True
     """Element-wise chains run as one kernel each (hand-fused or compiled), not op by op; projections of one input
     (query, key and value; gate and up) are one matmul."""
+    fused_loss: bool = True
+    """Cross-entropy of vocabulary-parallel logits in a kernel or two; else op by op in fp32. Counts where `fused`."""
     dropout: bool = False
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False

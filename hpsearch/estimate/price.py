@@ -143,9 +143,15 @@ def _price_core(work: Work, layout: ParallelLayout, cluster: Cluster, forward: F
     forward[CORE] += product
     backward[CORE] += 2 * product
     forward[MOVED] += work.core_bytes / stream
-    backward[MOVED] += 1.25 * work.core_bytes / stream
+    more = SCORE_BACKWARD[layout.dropout] if layout.fused_softmax else SCORE_BACKWARD_BY_OPS
+    backward[MOVED] += more * work.core_bytes / stream
 
 
+SCORE_BACKWARD = {False: 14 / 8, True: 19 / 13}
+"""Bytes of the score matrix moved backward over those forward. Of one element forward: written, softmax 4, read; with
+dropout 5 more. Backward: probabilities read, their gradient written, softmax 6, read twice; with dropout 5 more."""
+SCORE_BACKWARD_BY_OPS = 1.25
+"""The same where mask, scale and softmax are kernels of their own, most of whose bytes are forward."""
 SCORE_MATMUL = 0.6
 """Share of a large matmul's rate that the narrow batched products of unfused attention reach."""
 
@@ -197,7 +203,7 @@ def exchange_s(work: Work, layout: ParallelLayout, cluster: Cluster) -> float:
     return cluster.device.collective_launch_s + seconds
 
 
-CALL_KERNELS = 5.0
+CALL_KERNELS = 1.0
 """Host time of issuing a collective, in kernels."""
 TP_EXPOSED, EP_EXPOSED, CP_HIDDEN = 0.5, 0.4, 0.9
 """What stays visible of tensor- and expert-parallel collectives that a runtime overlaps; what a ring hides."""

@@ -1,4 +1,4 @@
-"""`python -m hpsearch.validate rows.jsonl [--json | --leave-one-out | --refit]`."""
+"""`python -m hpsearch.validate rows.jsonl [--json | --leave-one-out | --refit | --grid]`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hpsearch.errors import HpsearchError
+from hpsearch.validate.grid import grid_report, read_grid
 from hpsearch.validate.held_out import held_out_report, leave_one_out, measured, refit_text
 from hpsearch.validate.predict import predict, read_rows
 from hpsearch.validate.report import report
@@ -24,6 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--leave-one-out", action="store_true", help="refit without each family, and predict it; about a minute"
     )
     what.add_argument("--refit", action="store_true", help="print efficiencies fitted to all rows, as TOML")
+    what.add_argument(
+        "--grid", action="store_true", help="the file is a CSV grid of one node's steps; leave widths out"
+    )
     asked = parser.parse_args(arguments)
     try:
         print(_answer(asked))
@@ -34,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _answer(asked: argparse.Namespace) -> str:
+    if asked.grid:
+        return grid_report(read_grid(asked.rows))
     rows = read_rows(asked.rows)
     if asked.leave_one_out:
         return held_out_report(leave_one_out(measured(rows)))

@@ -180,6 +180,7 @@ class _Reader:
             grad_bytes=self._grad_bytes(when, sharded, precision),
             fused_norm=not (compiled is False and "RMS" not in str(extra.get("attention_kernel"))),
             fused=not (compiled is False or (sharded and "torch" in str(parallel.get("fsdp")) and not compiled)),
+            fused_loss=late,
             overlap_grad_reduce=bool(_flag(overlap.get("grad_reduce"), late)),
             overlap_param_gather=bool(_flag(overlap.get("param_gather"), late)),
             overlap_tp=bool(_flag(overlap.get("tp_comm"), late)),
