@@ -165,17 +165,22 @@ def _context(layout: ParallelLayout) -> float:
 
 
 def _resident(layout: ParallelLayout, kept: float, layers: float) -> float:
-    """Activations on the device, of `layers` layers alive: what is not in host memory, and what is there on its way:
-    layers at work and layers leaving; in a pipeline, where forwards and backwards take turns, layers coming as well."""
+    """Activations on the device, of `layers` layers alive: what is not in host memory, and what is there on its way.
+    One stage offloads its first layers, which have left by the time the loss is reached; with nearly all offloaded the
+    fullest time is when some layers are at work and as many leave. In a pipeline forwards and backwards take turns, so
+    that layers at work, leaving and coming back stand beside what is kept."""
     if not layout.offload_share:
         return kept
-    moving = (4 if layout.pp > 1 else 2) * COPIED_LAYERS
-    return kept * (1 - layout.offload_share + min(layout.offload_share, moving / max(layers, 1)))
+    share, layers = layout.offload_share, max(layers, 1)
+    if layout.pp == 1:
+        return kept * max(1 - share, min(1.0, 2 * COPIED_LAYERS / layers))
+    return kept * (1 - share + min(share, 4 * COPIED_LAYERS / layers))
 
 
 def states(layout: ParallelLayout, dense: float, expert: float, adapters: float = 0.0) -> tuple[float, float, float]:
     """(weights, gradients, optimizer) bytes: 16-bit weights, fp32 master and two moments. Fully sharded storage holds
-    the master alone; what is gathered in 16 bit counts as a buffer, unless it stays from forward to backward (ZeRO-2).
+    the master alone, and gradients of its type; what is gathered in 16 bit counts as a buffer, unless it stays from
+    forward to backward (ZeRO-2).
     Frozen weights have no master, and in low precision are stored in it."""
     if layout.lora:
         each = 1.0 if layout.low_precision else 2.0
@@ -186,7 +191,8 @@ def states(layout: ParallelLayout, dense: float, expert: float, adapters: float 
     for params, ranks in ((dense, layout.data_ranks), (expert, layout.expert_data_ranks)):
         shards = max(1, min(ranks, layout.shards if layout.shard_ranks else ranks))
         weights += 0.0 if layout.fsdp and layout.zero >= 3 else 2 * params / (shards if layout.zero >= 3 else 1)
-        gradients += layout.grad_bytes * params / (shards if layout.zero >= 2 else 1)
+        each = MASTER_BYTES if layout.fsdp else layout.grad_bytes
+        gradients += each * params / (shards if layout.zero >= 2 else 1)
         optimizer += (MASTER_BYTES + MOMENT_BYTES) * params / (shards if layout.zero >= 1 else 1)
     return weights, gradients, optimizer
 
@@ -216,7 +222,8 @@ def adapter_params(shape: ModelShape, layout: ParallelLayout, block: str) -> flo
 def _update(layout: ParallelLayout, optimizer: float) -> float:
     """Temporaries of the update: fp32 copies of gradients that are kept in 16 bit; the square root of second moments
     is taken in place."""
-    return optimizer * (MASTER_BYTES / (MASTER_BYTES + MOMENT_BYTES)) if layout.grad_bytes < 4 else 0.0
+    share = MASTER_BYTES / (MASTER_BYTES + MOMENT_BYTES)
+    return optimizer * share if layout.grad_bytes < MASTER_BYTES and not layout.fsdp else 0.0
 
 
 def in_flight(layout: ParallelLayout, rank: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -57,6 +58,7 @@ def test_states_of_full_sharding() -> None:
     again."""
     assert states(replace(EIGHT, zero=3, fsdp=True), 8.0, 0.0) == (0, 4, 12)
     assert states(replace(EIGHT, zero=2, fsdp=True), 8.0, 0.0) == (16, 4, 12)
+    assert states(replace(EIGHT, zero=3, fsdp=True, grad_bytes=2), 8.0, 0.0) == (0, 4, 12)
 
 
 def test_states_of_experts_are_shared_by_fewer_ranks() -> None:
@@ -165,13 +167,15 @@ def test_first_stage_of_1f1b_keeps_all_layers_whatever_the_depth() -> None:
 
 
 def test_offloaded_activations_but_those_under_way() -> None:
-    """One stage: two layers at work and two leaving of 32 stay; in a pipeline two come back and two are at work too."""
+    """One stage: the last layers stay, or two at work and two leaving of 32; in a pipeline two come back and two are at
+    work in backward, beside what stays."""
     found = part(memory(LLAMA, replace(ONE, offload_share=1.0)), "activations")
     assert found == 4 * TOKENS * BLOCK
     half = part(memory(LLAMA, replace(ONE, offload_share=0.5)), "activations")
-    assert half == (16 + 4) * TOKENS * BLOCK
+    assert half == 16 * TOKENS * BLOCK
     piped = ParallelLayout(devices=4, seq_len=S, micro_batch=1, global_batch=8, pp=4, offload_share=1.0)
     assert part(rank_memory(LLAMA, piped, 0), "activations") == 8 * TOKENS * BLOCK
+    assert part(rank_memory(LLAMA, replace(piped, offload_share=0.5), 0), "activations") == (16 + 8) * TOKENS * BLOCK
 
 
 # Logits, buffers, moments.
@@ -273,21 +277,28 @@ def test_all_categories_in_the_printed_report() -> None:
 
 # What must hold for any layout.
 
+
+def built(tp: int, pp: int, cp: int, dp: int, micro: int, **rest: Any) -> ParallelLayout:
+    return ParallelLayout(
+        devices=tp * pp * cp * dp, micro_batch=micro, global_batch=micro * dp * 16, tp=tp, pp=pp, cp=cp,
+        ep=min(8, tp * cp * dp), **rest,
+    )  # fmt: skip
+
+
 layouts = st.builds(
-    lambda tp, pp, dp, micro, seq, zero, fsdp, sp, recompute, fused, precision: ParallelLayout(
-        devices=tp * pp * dp, seq_len=seq, micro_batch=micro, global_batch=micro * dp * 8, tp=tp, pp=pp, sp=sp,
-        zero=3 if fsdp else zero, fsdp=fsdp, recompute=recompute, fused=fused, precision=precision,
-    ),
-    tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2, 8, 64]),
-    micro=st.integers(1, 8), seq=st.sampled_from([512, 4096, 32768]), zero=st.integers(0, 3), fsdp=st.booleans(),
-    sp=st.booleans(), recompute=st.sampled_from(["none", "selective", "full"]), fused=st.booleans(),
-    precision=st.sampled_from(["bf16", "fp8"]),
+    built,
+    tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4]), cp=st.sampled_from([1, 2]),
+    dp=st.sampled_from([1, 2, 8, 64]), micro=st.integers(1, 8), vpp=st.sampled_from([1, 2]),
+    seq_len=st.sampled_from([512, 4096, 32768]), zero=st.integers(0, 3), fsdp=st.booleans(), sp=st.booleans(),
+    recompute=st.sampled_from(["none", "selective", "full"]), fused=st.booleans(),
+    precision=st.sampled_from(["bf16", "fp8"]), flash=st.booleans(), lora=st.booleans(),
+    offload_share=st.sampled_from([0.0, 0.5]), expandable=st.booleans(), overlap_tp=st.booleans(),
 )  # fmt: skip
 shapes = st.sampled_from([LLAMA, EXPERTS, replace(LLAMA, tied=True, vocab=1024)])
 
 
 @given(shapes, layouts)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_more_shards_never_hold_more(shape: ModelShape, layout: ParallelLayout) -> None:
     wide = replace(layout, devices=2 * layout.devices, global_batch=2 * layout.global_batch)
     assert memory(shape, wide).persistent_bytes <= memory(shape, layout).persistent_bytes * (1 + 1e-12)
@@ -298,18 +309,18 @@ def test_more_shards_never_hold_more(shape: ModelShape, layout: ParallelLayout) 
 
 
 @given(shapes, layouts)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_more_tokens_never_need_less(shape: ModelShape, layout: ParallelLayout) -> None:
     least = memory(shape, layout).peak_bytes
     more_rows = replace(
-        layout, micro_batch=layout.micro_batch + 1, global_batch=8 * layout.dp * (layout.micro_batch + 1)
+        layout, micro_batch=layout.micro_batch + 1, global_batch=16 * layout.dp * (layout.micro_batch + 1)
     )
     assert memory(shape, more_rows).peak_bytes >= least
     assert memory(shape, replace(layout, seq_len=2 * layout.seq_len)).peak_bytes >= least
 
 
 @given(shapes, layouts)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True)
 def test_recompute_and_accumulation_never_need_more(shape: ModelShape, layout: ParallelLayout) -> None:
     """Kept activations shrink with every kind of recompute; more micro-batches than fill the pipeline keep no more."""
 
