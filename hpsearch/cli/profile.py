@@ -16,6 +16,7 @@ from rich.text import Text
 
 from hpsearch.cli.screen import show
 from hpsearch.errors import HpsearchError, LaunchError
+from hpsearch.plan.tables import table
 from hpsearch.plan.units import seconds
 
 GRACE_S = 10.0
@@ -32,20 +33,90 @@ def profile_command(
         str, typer.Option(metavar="N,N", help="Devices in a domain of each tier, innermost first, instead of looking.")
     ] = "",
     most_spread: Annotated[
-        float, typer.Option(min=0.0, help="Refuse a profile whose passes differ by more than this, in the median.")
+        float, typer.Option(min=0.0, help="Refuse a profile whose repeats differ by more than this, in the median.")
     ] = 0.5,
+    nccl_tests: Annotated[
+        list[Path] | None, typer.Option("--from-nccl-tests", metavar="FILE", help="Output of nccl-tests; repeatable.")
+    ] = None,
+    traces: Annotated[
+        list[Path] | None, typer.Option("--from-trace", metavar="FILE", help="torch.profiler's trace; repeatable.")
+    ] = None,
+    onto: Annotated[
+        str, typer.Option(metavar="NAME", help="The cluster that such files are of, when -o has none yet.")
+    ] = "",
+    collective: Annotated[
+        str, typer.Option(metavar="KIND", help="Of nccl-tests output that does not name its test.")
+    ] = "",
+    group: Annotated[
+        int | None, typer.Option(min=2, help="Ranks, of nccl-tests output that does not list them.")
+    ] = None,
+    compared: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--compare", metavar="DIR DIR", help="What changed between two profiles."),
+    ] = None,
 ) -> None:
     """Measures a machine and writes it as a cluster that plans can be made for.
 
     Under torchrun, on every rank: torchrun --nproc-per-node 8 -m hpsearch profile -o my-cluster/. Interrupted, the same
-    command goes on where it stopped.
+    command goes on where it stopped. Figures of nccl-tests and of traces can be put into a cluster instead.
     """
+    if compared is not None:
+        _compare(*compared)
+        return
     if output is None:
         raise typer.BadParameter("name the folder to write.", param_hint="-o")
+    if nccl_tests or traces:
+        _import(output, onto, nccl_tests or [], traces or [], collective, group)
+        return
     sizes = _tier_sizes(tiers)
     if "WORLD_SIZE" not in os.environ:
         _launch(ranks, sys.argv[1:])
         return
+    _measure(output, quick, sizes, most_spread)
+
+
+def _compare(first: Path, second: Path) -> None:
+    from hpsearch.measure.compare import compare
+
+    found = compare(first, second)
+    made = table(
+        f"{second} against {first}", "kind", "points", "median ratio", "median difference", "most changed", "its ratio"
+    )
+    for kind, count, ratio, differs, most in found.by_kind():
+        made.add_row(kind, str(count), f"{ratio:.3f}", f"{differs:.1%}", most.key, f"{most.ratio:.2f}")
+    said = [f"{name}: {a} before, {b} after." for name, a, b in found.settings]
+    said += [
+        f"{len(keys)} points only in {of}."
+        for keys, of in ((found.only_first, first), (found.only_second, second))
+        if keys
+    ]
+    said.append(f"{len(found.changes)} points differ by {found.median_differs:.1%} in the median; ratios of seconds.")
+    show(made, Text("\n".join(said)))
+
+
+def _import(
+    folder: Path, onto: str, nccl_tests: list[Path], traces: list[Path], collective: str, group: int | None
+) -> None:
+    from hpsearch.measure.imported import put_into, sources_of
+
+    sources = sources_of(nccl_tests, traces, collective=collective, group=group)
+    put_into(folder, onto, sources)
+    made = table(f"Put into {folder}", "source", "what", "points", "smallest", "largest")
+    for source in sources:
+        for c in source.curves:
+            low, high = seconds(c.seconds[0]), seconds(c.seconds[-1])
+            what = f"{c.kind} over {c.size} ranks {c.stride} apart"
+            made.add_row(
+                source.text, what, str(len(c.nbytes)), f"{c.nbytes[0]} B in {low}", f"{c.nbytes[-1]} B in {high}"
+            )
+        for t in source.matmuls:
+            low, high = (f"m={t.m[i]} at {t.flops_per_s[i] / 1e12:.4g} TFLOP/s" for i in (0, -1))
+            made.add_row(source.text, f"matmul {t.dtype} n={t.n} k={t.k}", str(len(t.m)), low, high)
+    show(made)
+
+
+def _measure(output: Path, quick: bool, sizes: tuple[int, ...], most_spread: float) -> None:
+    """This rank's part; rank 0 writes, and speaks for all."""
     began = time.monotonic()
     from hpsearch.measure.points import FULL, QUICK
     from hpsearch.measure.profile import WARN_SPREAD, finish
@@ -59,7 +130,7 @@ def profile_command(
             "profile", lambda: finish(output, *found, tier_sizes=sizes, most_spread=most_spread) if found else None
         )
     except HpsearchError as error:
-        if int(os.environ["RANK"]):  # rank 0 says it for all
+        if int(os.environ["RANK"]):
             raise typer.Exit(error.exit_code) from error
         raise
     if repeated is not None:

@@ -18,6 +18,11 @@ from hpsearch.measure.points import Effort, Point, pair_rounds
 Call = Callable[[], object]
 SHORT_ROUNDS = 10
 """Of a call that several ranks do together."""
+RING_BYTES = 24 * 2**20
+DEVICE_RING_BYTES = 512 * 2**20
+"""More than the caches of a core with its share of a processor's last level, and those of an accelerator."""
+MOST_SETS = 96
+"""Of operands, of which three take turns in form."""
 MOST_CALLS = 20_000
 """In one round."""
 
@@ -149,7 +154,7 @@ def call_of(bench: Bench, point: Point) -> Call:
     if point.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
         return collective(bench, point)
     makers = {
-        "launch": launch, "add": stream, "copy": stream, "sum": stream, "matmul": matmul, "attention": attention,
+        "add": stream, "copy": stream, "sum": stream, "matmul": matmul, "attention": attention,
         "to_device": host_copy, "to_host": host_copy,
     }  # fmt: skip
     if point.kind not in makers:
@@ -158,21 +163,22 @@ def call_of(bench: Bench, point: Point) -> Call:
 
 
 def collective(bench: Bench, point: Point) -> Call:
-    """One collective of `nbytes` (the convention of `hpsearch.layout.redistribute`) in this rank's group."""
+    """One collective of `nbytes` (the convention of `hpsearch.layout.redistribute`) in this rank's group, issued and
+    waited for as emitted programs do."""
     group, size = bench.group(point.shape), point.shape[0]
     elements = max(point.nbytes // 4 // size, 1)
     large = torch.ones(elements * size, device=bench.device)
     small = torch.ones(elements, device=bench.device)
-    if point.kind == "all_gather":
-        return lambda: dist.all_gather_single(large, small, group=group)
-    if point.kind == "reduce_scatter":
-        return lambda: dist.reduce_scatter_single(small, large, group=group)
-    if point.kind == "all_reduce":
-        return lambda: dist.all_reduce(large, group=group)
-    if point.kind == "broadcast":
-        return lambda: dist.broadcast(large, group=group, group_src=0)
-    received = torch.empty_like(large)
-    return lambda: dist.all_to_all_single(received, large, group=group)
+    name, c10d, each = group.group_name, torch.ops._c10d_functional, [elements] * size
+    issue: dict[str, Call] = {
+        "all_gather": lambda: c10d.all_gather_into_tensor(small, size, name),
+        "reduce_scatter": lambda: c10d.reduce_scatter_tensor(large, "sum", size, name),
+        "all_reduce": lambda: c10d.all_reduce(large, "sum", name),
+        "all_to_all": lambda: c10d.all_to_all_single(large, each, each, name),
+        "broadcast": lambda: c10d.broadcast(large, 0, name),
+    }
+    start = issue[point.kind]
+    return lambda: c10d.wait_tensor(start())
 
 
 def message(bench: Bench, point: Point) -> Call:
@@ -199,45 +205,49 @@ def _dtype(point: Point) -> torch.dtype:
     return getattr(torch, point.dtype)
 
 
-def launch(bench: Bench, point: Point) -> Call:
-    """Operators of a training step on tensors of a few numbers, called as emitted programs call them; per operator."""
-    a, b = (torch.ones(4, 4, device=bench.device) for _ in range(2))
-    aten = torch.ops.aten
-    turn = 0
+class _Ring:
+    """Calls that take their operands in turn out of more memory than caches hold, and keep as many results: in a step
+    an operator reads what was written long ago, and writes where nothing was read lately."""
 
-    def one() -> None:
-        nonlocal turn
-        turn = (turn + 1) % 4
-        if turn == 0:
-            aten.add.Tensor(a, b)
-        elif turn == 1:
-            aten.mul.Tensor(a, b)
-        elif turn == 2:
-            aten.silu.default(a)
-        else:
-            aten.mm.default(a, b)
+    def __init__(self, bench: Bench, make: Callable[[], tuple[torch.Tensor, ...]], run: Callable[..., object]) -> None:
+        first = make()
+        nbytes = sum(t.numel() * t.element_size() for t in first)
+        wanted = RING_BYTES if bench.on_cpu else DEVICE_RING_BYTES
+        count = max(3, min(MOST_SETS, wanted // max(nbytes, 1))) // 3 * 3
+        self.sets = [first, *(make() for _ in range(count - 1))]
+        self.results: list[object] = [None] * count
+        self.run, self.turn = run, 0
 
-    return one
+    def __call__(self) -> None:
+        self.turn = (self.turn + 1) % len(self.sets)
+        self.results[self.turn] = self.run(*self.sets[self.turn])
 
 
 def stream(bench: Bench, point: Point) -> Call:
     """A kernel that moves `nbytes` in all, its result in memory of its own, as in a training step."""
     dtype = _dtype(point)
+    count = {"add": 2, "copy": 1, "sum": 1}[point.kind]
     tensors = {"add": 3, "copy": 2, "sum": 1}[point.kind]
     elements = max(1, point.nbytes // tensors // dtype.itemsize)
-    a, b = (torch.ones(elements, dtype=dtype, device=bench.device) for _ in range(2))
-    if point.kind == "add":
-        return lambda: torch.add(a, b)
-    if point.kind == "copy":
-        return lambda: torch.clone(a)
-    return lambda: torch.sum(a)
+    run = {"add": torch.add, "copy": torch.clone, "sum": torch.sum}[point.kind]
+    return _Ring(
+        bench, lambda: tuple(torch.ones(elements, dtype=dtype, device=bench.device) for _ in range(count)), run
+    )
 
 
 def matmul(bench: Bench, point: Point) -> Call:
+    """[m, k] @ [k, n]; a step has as many with the right factor transposed (forward), with none (gradients of inputs)
+    and with the left one (gradients of weights), so the three take turns."""
     m, n, k = point.shape
-    left = torch.ones(m, k, dtype=_dtype(point), device=bench.device)
-    right = torch.ones(k, n, dtype=_dtype(point), device=bench.device)
-    return lambda: left @ right
+    forms = iter(range(MOST_SETS * 3))
+
+    def make() -> tuple[torch.Tensor, ...]:
+        form = next(forms) % 3
+        left = torch.ones((k, m) if form == 2 else (m, k), dtype=_dtype(point), device=bench.device)
+        right = torch.ones((n, k) if form == 0 else (k, n), dtype=_dtype(point), device=bench.device)
+        return left.t() if form == 2 else left, right.t() if form == 0 else right
+
+    return _Ring(bench, make, torch.mm)
 
 
 def attention(bench: Bench, point: Point) -> Call:

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from hpsearch.measure.contention import shares
-from hpsearch.measure.kernels import SHORT_ROUNDS, Bench, call_of, message, usable_cores
+from hpsearch.measure.kernels import SHORT_ROUNDS, Bench, call_of, message, ranks_a_core, usable_cores
+from hpsearch.measure.launch import PRICED, blocks, cold_cpu_s
 from hpsearch.measure.local import memory_bytes
 from hpsearch.measure.points import COMPUTE, Effort, Place, Point, points
 from hpsearch.measure.samples import Sample, Samples
@@ -104,11 +105,27 @@ def _sample(bench: Bench, work: Work, before: list[Work], done: dict[tuple[int, 
     if point.kind == "overlap":
         found = shares(bench)
         return Sample(work.pass_index, point.key, (1.0,), {"shares": found})
+    if point.kind == "launch":
+        return Sample(work.pass_index, point.key, tuple(_launch_rounds_s(bench)))
     call = call_of(bench, point)
     if bench.on_cpu and point.kind in COMPUTE:
         seconds, wall = bench.cpu_rounds_s(call)
         return Sample(work.pass_index, point.key, tuple(seconds), {"wall_s": wall})
     return Sample(work.pass_index, point.key, tuple(bench.rounds_s(call)))
+
+
+def _launch_rounds_s(bench: Bench) -> list[float]:
+    """Seconds of an operator besides its work, in each round."""
+    run = blocks(bench.device)
+    if not bench.on_cpu:
+        return [seconds / PRICED for seconds in bench.rounds_s(run)]
+    run()
+    crowd = ranks_a_core(bench.ranks_here)
+    rounds = []
+    for _ in range(bench.effort.rounds):
+        dist.barrier(group=bench.control)
+        rounds.append(crowd * cold_cpu_s(run) / PRICED)
+    return bench.slowest(rounds)
 
 
 def _is_left_out(
