@@ -9,7 +9,7 @@ import numpy as np
 from hpsearch.cluster import Cluster
 from hpsearch.cost.job import Job, optimizer_states
 from hpsearch.cost.op_time import Floats, NodeKey, local_elements
-from hpsearch.cost.saved import saved_bytes
+from hpsearch.cost.saved import buffer_bytes, saved_bytes
 from hpsearch.cost.storage import Storage
 from hpsearch.graph import ITEM_BYTES
 from hpsearch.layout import PARTIAL, Collective, Layout, Mesh, Placement, redistribute
@@ -277,4 +277,6 @@ class Assembly:
             )
         for key, nbytes in saved_bytes(self.space, self.job, self.mesh).items():
             found[index[key]] = found[index[key]] + nbytes
+        for key, size in buffer_bytes(self.space).items():
+            found[index[key]] = found[index[key]] + np.array([float(size)])
         return {n: np.asarray(b, dtype=np.float64) for n, b in found.items() if np.any(b)}

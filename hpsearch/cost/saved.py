@@ -1,4 +1,4 @@
-"""What one micro-batch keeps for its backward."""
+"""What one micro-batch keeps for its backward, and what is there all the time without being trained."""
 
 from __future__ import annotations
 
@@ -42,6 +42,17 @@ def saved_bytes(space: SearchSpace, job: Job, mesh: Mesh) -> dict[NodeKey, Float
                 for tp in node.given(slot)
             ]
             found[node.key] = found.get(node.key, np.zeros(len(nbytes))) + np.array(nbytes, dtype=np.float64)
+    return found
+
+
+def buffer_bytes(space: SearchSpace) -> dict[NodeKey, int]:
+    """Bytes of buffers, persistent or not: whole on every device, one for each instance of a block."""
+    found: dict[NodeKey, int] = {}
+    for graph, count in space.model.pieces():
+        for name in graph.buffers.values():
+            node = space.nodes.get((graph.name, name))
+            if node is not None and node.kind == "buffer":
+                found[node.key] = graph.values[name].nbytes(0) * count
     return found
 
 

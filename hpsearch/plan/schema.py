@@ -109,7 +109,7 @@ class PredictedEntry(_Frozen):
     exposed_s: float
     """Communication not hidden under compute; step_s = compute_s + exposed_s."""
     bytes: dict[str, int]
-    """Peak bytes a device by category: parameters, gradients, optimizer, gathered, activations, workspace, reserve."""
+    """Peak bytes a device by category: parameters, gradients, optimizer, gathered, buffers, activations, workspace."""
     peak_bytes: int
     priced: str = ""
     """Digest of the whole file but this field, filled in by `Plan`. Any edit by hand changes the file and not this

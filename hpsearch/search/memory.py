@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hpsearch.cluster import Cluster
 from hpsearch.cost import CostTable
-from hpsearch.cost.saved import saved_bytes
+from hpsearch.cost.saved import buffer_bytes, saved_bytes
 
 RESERVE = 0.10
 """Share of a device's memory that plans leave alone: allocator fragmentation, communicator and runtime buffers.
@@ -20,7 +20,7 @@ def usable_bytes(cluster: Cluster) -> int:
 
 
 def bytes_by_category(table: CostTable, choice: Sequence[int], workspace: int = 0) -> dict[str, int]:
-    """parameters, gradients, optimizer, gathered, activations, workspace: they add up to the peak."""
+    """parameters, gradients, optimizer, gathered, buffers, activations, workspace: they add up to the peak."""
     state = {key: choice[i] for i, key in enumerate(table.keys)}
     found: Counter[str] = Counter()
     for key, kept in table.storages.items():
@@ -30,5 +30,7 @@ def bytes_by_category(table: CostTable, choice: Sequence[int], workspace: int = 
         found["gathered"] += storage.passing_bytes(table.job, table.mesh) * min(2, count)
     for key, by_state in saved_bytes(table.space, table.job, table.mesh).items():
         found["activations"] += int(by_state[state[key]])
+    if buffers := sum(buffer_bytes(table.space).values()):
+        found["buffers"] = buffers
     found["workspace"] = workspace
     return dict(found)

@@ -207,6 +207,30 @@ def test_mem_16_tied_parameters_count_once() -> None:
     assert both == 2 * 630_167_424
 
 
+class Buffered(nn.Module):
+    """A buffer that is saved and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(8, 32, bias=False)
+        self.register_buffer("scale", torch.full((32,), 0.5))
+        self.register_buffer("table", torch.rand(4, 32), persistent=False)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((self.inner(x) * self.scale).unsqueeze(1) + self.table).square().mean()
+
+
+def test_mem_16_buffers_count_on_every_device() -> None:
+    batch = (torch.randn(4, 8, generator=generator()).double(),)
+    for devices in (1, 2):
+        errors, plan, _ = planned(Buffered(), [batch], devices, {"dp_shard": devices})
+        assert errors.gradient <= 1e-12
+        assert plan.file.predicted.bytes["buffers"] == 8 * (32 + 4 * 32)
+        assert plan.file.predicted.peak_bytes == sum(plan.file.predicted.bytes.values())
+
+
 def test_mem_18_nothing_is_computed_again_for_free() -> None:
     """What is recomputed takes its time, attention and collectives too; the widest layer decides the buffer."""
     cluster = h100(8)
