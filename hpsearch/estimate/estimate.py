@@ -112,7 +112,8 @@ class Priced:
 
     def _hidden(self, compute: Floats, link: Floats) -> Floats:
         """Compute with the gathers of fully sharded parameters beside it, prefetched one layer ahead."""
-        return np.maximum(compute, link) + (1 - self.overlap) * np.minimum(compute, link)
+        overlap = self.overlap if self.layout.prefetch else 0.0
+        return np.maximum(compute, link) + (1 - overlap) * np.minimum(compute, link)
 
 
 def _longer(seconds: Floats) -> Floats:
@@ -183,13 +184,28 @@ def _fsdp_s(
     """Gather of all layers of a chunk in 16 bit, and reduce-scatter of their gradients, block by block."""
     gather = reduce = 0.0
     ranks, stride = layout.shards, layout.tp
-    sizes = [(works[name].params, float(count)) for name, count in chunk.blocks.items()]
+    sizes = [(works[name].params, float(count), ranks, stride) for name, count in chunk.blocks.items()]
     if chunk.embedding:
-        sizes.append((shape.embedding_params / layout.tp, 1.0))
-    for params, count in sizes:
-        gather += count * cluster.collective("all_gather", 2 * params, ranks, stride).seconds
-        reduce += count * cluster.collective("reduce_scatter", layout.grad_bytes * params, ranks, stride).seconds
-    return gather, reduce
+        sizes.append((shape.embedding_params / layout.tp, 1.0, ranks, stride))
+    experts = (min(layout.expert_data_ranks, ranks), layout.ep * layout.etp)
+    sizes += [(works[name].expert_params, float(count), *experts) for name, count in chunk.blocks.items()]
+    copies = layout.data_ranks // ranks
+    for params, count, shards, apart in sizes:
+        if not params:
+            continue
+        if shards > 1:
+            gather += count * cluster.collective("all_gather", 2 * params, shards, apart).seconds
+            reduce += count * cluster.collective("reduce_scatter", layout.grad_bytes * params, shards, apart).seconds
+        if copies > 1:
+            part = layout.grad_bytes * params / shards
+            reduce += count * cluster.collective("all_reduce", part, copies, apart * shards).seconds
+    slower = 1.0 if layout.prefetch else UNPREFETCHED
+    return gather * slower, reduce * slower
+
+
+UNPREFETCHED = 4.0
+"""Time of gathers parameter by parameter over that of whole layers: six steps of 384 to 2,240 A100 with the ZeRO-3 of
+2021 (arXiv 2104.04473, table 2) follow it within 15 %."""
 
 
 def _once(

@@ -30,6 +30,9 @@ class ParallelLayout:
     """0: optimizer state on every data rank; 1: sharded; 2: gradients too; 3: parameters too."""
     fsdp: bool = False
     """Parameters are gathered layer by layer, per micro-batch, from fully sharded storage."""
+    prefetch: bool = True
+    """Gathers of full sharding run ahead, beside compute; else parameter by parameter and waited for, as the first
+    versions of ZeRO-3 did."""
     shard_ranks: int = 0
     """Data ranks among which states are sharded (hybrid sharding); 0: all of them."""
     recompute: str = "none"

@@ -217,7 +217,7 @@ def _repeat(work: Work, layout: ParallelLayout, name: str, forward: Floats, stre
         return forward * layout.recompute_share
     again = np.zeros(len(KINDS))
     parts = layout.recompute_parts
-    if "attention" in parts:
+    if "attention" in parts and not name.startswith("mamba"):
         again[CORE] += forward[CORE]
         again[MOVED] += 0.0 if layout.flash else forward[MOVED] * 0.5
     if "norm" in parts or "activation" in parts:

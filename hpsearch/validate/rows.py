@@ -15,9 +15,9 @@ from hpsearch.validate.machine import machine
 
 Row = Mapping[str, Any]
 NEEDED = ("tp", "pp", "dp", "micro_batch", "global_batch")
-FLASH_YEAR, OVERLAP_YEAR, DEDUP_YEAR = 2023, 2024, 2025
-"""From when fused attention without dropout (but in GPT-2's blocks, whose recipe has it), overlapped reductions, and
-dispatchers that send a token to a node once are what training code does by default."""
+PREFETCH_YEAR, FLASH_YEAR, OVERLAP_YEAR, DEDUP_YEAR = 2022, 2023, 2024, 2025
+"""From when prefetched gathers, fused attention without dropout (but in GPT-2's blocks, whose recipe has it),
+overlapped reductions, and dispatchers that send a token to a node once are what training code does by default."""
 LOSS_KERNEL_YEAR = 2023
 """Until when sharded code took its loss kernel along with FlashAttention; later it leaves the loss to torch."""
 OWN_TENSORS_YEAR = 2025
@@ -172,6 +172,7 @@ class _Reader:
             sp=bool(self.given("sp", when >= 2022)) and tp > 1,
             zero=self._zero(when, sharded),
             fsdp=sharded,
+            prefetch=when >= PREFETCH_YEAR,
             shard_ranks=int(parallel.get("hsdp_shard") or 0),
             recompute=recompute,
             recompute_parts=parts,
