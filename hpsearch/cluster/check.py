@@ -25,6 +25,13 @@ _CHANNEL = (1e8, 2e12)
 _HOP = (1e-8, 1e-3)
 _WINDOW = (2.0**10, 2.0**32)
 _MEMBERS = (1.0, 1024.0)
+_SWITCH_FIELDS = {
+    "start": ("time", _HOP, "one hop of a collective"),
+    "outer": ("time", _HOP, "one hop of a collective"),
+    "share": ("fraction", (0.01, 1.0), "a share of the links"),
+    "window": ("size", _WINDOW, "the bytes in flight of one domain"),
+    "members": ("count", _MEMBERS, "ranks of one domain"),
+}
 _FRACTION = (0.01, 1.0)
 _SHARE = (0.0, 1.0)
 _MATMUL_RATE = (1e5, 1e17)
@@ -269,21 +276,17 @@ def _crossing(at: Path, tier: TierEntry, inner: list[str]) -> Iterator[Complaint
                 yield from _number((*at, "protocols", j, name), number, "bandwidth", _CHANNEL, "one ring or tree")
             elif isinstance(number, Number):
                 yield from _number((*at, "protocols", j, name), number, "time", _HOP, "one hop of a collective")
-    yield from _switches((*at, "switch_tree"), tier)
+    yield from _switches(at, tier)
 
 
 def _switches(at: Path, tier: TierEntry) -> Iterator[Complaint]:
     """A tree of switches stands beside protocols: it is one more way of the library they describe."""
-    tree = tier.switch_tree
-    if tree is None:
-        return
-    if not tier.protocols:
-        yield Complaint(at, "expected protocols beside the tree of switches, but found none", "State them.")
-    for name in ("start", "outer"):
-        yield from _number((*at, name), getattr(tree, name), "time", _HOP, "one hop of a collective")
-    yield from _number((*at, "share"), tree.share, "fraction", _FRACTION, "a share of the links")
-    yield from _number((*at, "window"), tree.window, "size", _WINDOW, "the bytes in flight of one domain")
-    yield from _number((*at, "members"), tree.members, "count", _MEMBERS, "ranks of one domain")
+    if tier.switch_tree is not None and not tier.protocols:
+        problem = "expected protocols beside the tree of switches, but found none"
+        yield Complaint((*at, "switch_tree"), problem, "State them.")
+    for table in ("switches", "switch_tree"):
+        for name, number in getattr(tier, table) or ():
+            yield from _number((*at, table, name), number, *_SWITCH_FIELDS[name])
 
 
 def _curve(at: Path, curve: CurveEntry, tier: TierEntry, inner: float | None) -> Iterator[Complaint]:

@@ -25,7 +25,7 @@ from hpsearch.cluster.text import describe
 from hpsearch.cluster.tier import GroupShape, Tier, group_shape, packed
 from hpsearch.errors import ClusterError
 
-_PLAIN = (("wiring", "switch"), ("like", ""), ("protocols", ()), ("switch_tree", None))
+_PLAIN = (("wiring", "switch"), ("like", ""), ("protocols", ()), ("switches", None), ("switch_tree", None))
 """Fields that a digest passes over while they say nothing, so that older digests stay as they were."""
 
 

@@ -43,6 +43,18 @@ class Protocol:
 
 
 @dataclass(frozen=True)
+class Switches:
+    """Switches of one tier that add up what passes them: in an all_reduce each rank sends its tensor once and gets the
+    sum once, however many ranks there are."""
+
+    start_s: float
+    share: float
+    """Bytes of the tensor a second, by the bandwidth of one device."""
+    members: int
+    """Ranks from which on they take part."""
+
+
+@dataclass(frozen=True)
 class SwitchTree:
     """A tree over the domains whose leaves are sums made by the switches inside them."""
 

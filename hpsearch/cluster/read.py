@@ -11,7 +11,7 @@ from hpsearch.cluster.check import complaints
 from hpsearch.cluster.curve import Curve, bus_factor
 from hpsearch.cluster.device import Device, MatmulTable, StreamTable
 from hpsearch.cluster.lines import line_of, line_of_paths, path_text
-from hpsearch.cluster.protocol import Protocol, SwitchTree
+from hpsearch.cluster.protocol import Protocol, Switches, SwitchTree
 from hpsearch.cluster.schema import (
     ClusterFile,
     CurveEntry,
@@ -19,6 +19,7 @@ from hpsearch.cluster.schema import (
     Number,
     Numbers,
     ProtocolEntry,
+    SwitchesEntry,
     SwitchTreeEntry,
     TierEntry,
 )
@@ -125,6 +126,7 @@ def _tier(entry: TierEntry) -> Tier:
         wiring=entry.wiring,
         like=entry.like,
         protocols=tuple(_protocol(protocol) for protocol in entry.protocols),
+        switches=None if entry.switches is None else _switches(entry.switches),
         switch_tree=None if entry.switch_tree is None else _switch_tree(entry.switch_tree),
     )
 
@@ -141,6 +143,10 @@ def _protocol(entry: ProtocolEntry) -> Protocol:
         tree_share=entry.tree_share.value,
         channel_bytes_per_s=None if entry.channel is None else si(entry.channel, "bandwidth"),
     )
+
+
+def _switches(entry: SwitchesEntry) -> Switches:
+    return Switches(si(entry.start, "time"), entry.share.value, int(entry.members.value))
 
 
 def _switch_tree(entry: SwitchTreeEntry) -> SwitchTree:
@@ -185,8 +191,8 @@ def facts(entry: ClusterFile) -> tuple[Fact, ...]:
         found += [one(f"{tier.name}.{name}", n) for name, n in tier if isinstance(n, Number | Numbers)]
         for p in tier.protocols:
             found += [one(f"{tier.name}.{p.name}.{name}", n) for name, n in p if isinstance(n, Number)]
-        for name, n in tier.switch_tree or ():
-            found.append(one(f"{tier.name}.switch_tree.{name}", n))
+        for table in ("switches", "switch_tree"):
+            found += [one(f"{tier.name}.{table}.{name}", n) for name, n in getattr(tier, table) or ()]
         for c in tier.collectives:
             found.append(one(f"{tier.name}.{c.op} x{c.group}", c.time or c.busbw or c.algbw or _none(c)))
     return tuple(found)

@@ -1,5 +1,6 @@
 """Ways to run one collective over several tiers, each priced; the cheapest is the price.
 
+switches      all_reduce summed by the switches of one tier, where they can and no curve of such a group was measured
 flat          one ring over the slowest tier the group spans
 hierarchical  inner reduce-scatter, outer all-reduce on the piece left, inner all-gather; the halves of it for
               all_gather and reduce_scatter; one exchange a tier for all_to_all
@@ -66,6 +67,7 @@ Way = tuple[Floats, str, str]
 def ways(links: Links, kind: str, shape: GroupShape, nbytes: Floats) -> list[Way]:
     """Every way to run the collective, the flat one first."""
     found = [links.leaf(kind, shape, nbytes)]
+    found += _switched(links, kind, shape, nbytes)
     span = _span(links, kind, shape)
     if span is not None:
         measured = curves_alike(kind, links.curves[shape.outermost], shape)
@@ -165,6 +167,17 @@ def _library(links: Links, kind: str, shape: GroupShape, span: Span, nbytes: Flo
         inside, _, _ = links.leaf(kind, shape.inside(-1, shape.outermost - 1), nbytes)
         found.append((switch_tree_seconds(switches, span, inside, nbytes), "modelled", f"{words} (switch tree)"))
     return found
+
+
+def _switched(links: Links, kind: str, shape: GroupShape, nbytes: Floats) -> list[Way]:
+    """The sum made by the switches of the tier, unless what such a group takes was measured."""
+    top = links.tiers[shape.outermost]
+    switches = top.switches
+    known = {curve.size for curve in curves_alike(kind, links.curves[shape.outermost], shape)}
+    if kind != "all_reduce" or switches is None or shape.size < switches.members or shape.size in known:
+        return []
+    seconds = max(switches.start_s, links.launch_s) + nbytes / (switches.share * top.bytes_per_s)
+    return [(seconds, "modelled", f"{kind} {top.name} x{shape.size} (switches)")]
 
 
 def _direct(links: Links, shape: GroupShape, nbytes: Floats) -> Way:

@@ -64,6 +64,14 @@ class ProtocolEntry(_Strict):
     """Bandwidth that one ring or tree cannot exceed."""
 
 
+class SwitchesEntry(_Strict):
+    """All_reduce by the switches of one tier; see `hpsearch.cluster.protocol`."""
+
+    start: Number
+    share: Number
+    members: Number
+
+
 class SwitchTreeEntry(_Strict):
     """All_reduce by switches that add up inside a domain; see `hpsearch.cluster.protocol`."""
 
@@ -92,6 +100,7 @@ class TierEntry(_Strict):
     """An inner tier whose switches this one's ranks share: its curves hold for groups of this tier too."""
     protocols: tuple[ProtocolEntry, ...] = ()
     """What one call of a collective runs; without them the cheapest composition of the tiers is the price."""
+    switches: SwitchesEntry | None = None
     switch_tree: SwitchTreeEntry | None = None
     collectives: tuple[CurveEntry, ...] = ()
 

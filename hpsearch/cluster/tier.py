@@ -8,7 +8,7 @@ from math import ceil, log2
 import numpy as np
 
 from hpsearch.cluster.curve import Curve, Floats, bus_factor, price_from_curves
-from hpsearch.cluster.protocol import Protocol, SwitchTree
+from hpsearch.cluster.protocol import Protocol, Switches, SwitchTree
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Tier:
     """Name of an inner tier on the same switches: a group costs what it does there, by its size alone."""
     protocols: tuple[Protocol, ...] = ()
     """How a library crosses the domains in one call; empty: any composition of tiers may be taken."""
+    switches: Switches | None = None
+    """One way more for all_reduce inside this tier, where no curve was measured on a group of that size."""
     switch_tree: SwitchTree | None = None
     """One way more for all_reduce, where the switches inside the domains add up; beside `protocols`."""
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import json
 
-from hpsearch.cluster.schema import ClusterFile, DeviceEntry, Number, Numbers, ProtocolEntry, SwitchTreeEntry, TierEntry
+from hpsearch.cluster.schema import (
+    ClusterFile,
+    DeviceEntry,
+    Number,
+    Numbers,
+    ProtocolEntry,
+    SwitchesEntry,
+    SwitchTreeEntry,
+    TierEntry,
+)
 
 
 def write(entry: ClusterFile) -> str:
@@ -40,8 +49,8 @@ def _tier(tier: TierEntry) -> list[str]:
     lines += [f"like = {_text(tier.like)}"] if tier.like else []
     for protocol in tier.protocols:
         lines += ["", "[[tiers.protocols]]", f"name = {_text(protocol.name)}", *_fields(protocol)]
-    if tier.switch_tree is not None:
-        lines += ["", "[tiers.switch_tree]", *_fields(tier.switch_tree)]
+    for name, table in (("switches", tier.switches), ("switch_tree", tier.switch_tree)):
+        lines += ["", f"[tiers.{name}]", *_fields(table)] if table is not None else []
     for curve in tier.collectives:
         lines += ["", "[[tiers.collectives]]", f"op = {_text(curve.op)}", f"group = {curve.group}"]
         lines += [f"stride = {curve.stride}", f"nbytes = {list(curve.nbytes)}"]
@@ -50,7 +59,7 @@ def _tier(tier: TierEntry) -> list[str]:
     return lines
 
 
-def _fields(entry: DeviceEntry | TierEntry | ProtocolEntry | SwitchTreeEntry) -> list[str]:
+def _fields(entry: DeviceEntry | TierEntry | ProtocolEntry | SwitchesEntry | SwitchTreeEntry) -> list[str]:
     return [f"{name} = {_value(number)}" for name, number in entry if isinstance(number, Number)]
 
 

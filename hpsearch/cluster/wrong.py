@@ -17,6 +17,7 @@ _TABLES: dict[tuple[str, ...], type[BaseModel]] = {
     ("tiers",): schema.TierEntry,
     ("tiers", "collectives"): schema.CurveEntry,
     ("tiers", "protocols"): schema.ProtocolEntry,
+    ("tiers", "switches"): schema.SwitchesEntry,
     ("tiers", "switch_tree"): schema.SwitchTreeEntry,
 }
 _NUMBER = 'a table { value = …, unit = "…", kind = "…", source = "…" }'

@@ -155,10 +155,12 @@ def test_leaving_the_node_costs_more_than_staying(name: str, devices: int) -> No
         with pytest.raises(ClusterError, match="expected at most"):
             Cluster.load(name, devices=2 * node)
         return
-    same_wires = cluster.tier_of(2 * node, 1).like
+    outer = cluster.tier_of(2 * node, 1)
+    same_wires = outer.like
     for kind, nbytes in itertools.product(COLLECTIVES, (2**15, 2**20, 2**30)):
         inside = cluster.collective(kind, nbytes, node, 1).seconds
-        assert cluster.collective(kind, nbytes, 2 * node, 1).seconds > inside
+        if kind != "all_reduce" or outer.switches is None:  # 8 GB200 by switches are quicker than 4 by a ring
+            assert cluster.collective(kind, nbytes, 2 * node, 1).seconds > inside
         near = cluster.collective(kind, nbytes, 4, 1).seconds
         across = cluster.collective(kind, nbytes, 4, node).seconds
         assert across == near if same_wires else across > near

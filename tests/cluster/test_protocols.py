@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpsearch.cluster import COLLECTIVES, Cluster, Curve, Tier
-from hpsearch.cluster.protocol import Protocol, SwitchTree
+from hpsearch.cluster.protocol import Protocol, Switches, SwitchTree
 from hpsearch.cluster.read import parse, read
 from hpsearch.cluster.tier import packed
 from hpsearch.cluster.write import write
@@ -93,6 +93,24 @@ def test_switches_that_add_up_by_hand(crossed: Cluster, nbytes: float, window: f
     two = {p.how: p.seconds for p in cluster.ways("all_reduce", nbytes, 16, 1)}
     expected = 2 * (20 * US + window / 80e9) + max(inside, 25 * US + nbytes / (0.8 * 80e9))
     assert two["all_reduce fabric x16 (switch tree)"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_switches_of_one_tier_by_hand(toy: Cluster) -> None:
+    """Once to the switches and once back at 0.6 of 100 GB/s, whatever the group; from 5 ranks on, unless measured."""
+    node, fabric = toy.tiers
+    switches = Switches(25 * US, 0.6, 5)
+    cluster = dataclasses.replace(toy, tiers=(dataclasses.replace(node, switches=switches), fabric))
+    ring = 14 * US + 17.5e-3
+    assert toy.collective("all_reduce", 1e9, 8, 1).seconds == pytest.approx(ring)
+    found = cluster.ways("all_reduce", 1e9, 8, 1)
+    assert (found[0].how, found[0].seconds) == ("all_reduce node x8 (switches)", pytest.approx(25 * US + 1e9 / 60e9))
+    assert found[1].seconds == pytest.approx(ring)
+    assert cluster.collective("all_reduce", 1e9, 4, 1) == toy.collective("all_reduce", 1e9, 4, 1)
+    assert cluster.collective("all_gather", 1e9, 8, 1) == toy.collective("all_gather", 1e9, 8, 1)
+    curve = Curve("all_reduce", 8, 1, (1000, 10**9), (1e-3, 5e-2))
+    slow = dataclasses.replace(node, switches=switches, curves=(curve,))
+    measured = dataclasses.replace(toy, tiers=(slow, fabric))
+    assert measured.collective("all_reduce", 1e9, 8, 1).seconds == pytest.approx(5e-2)
 
 
 def test_switches_take_part_from_enough_ranks_of_a_node_on(crossed: Cluster) -> None:
@@ -202,6 +220,12 @@ def test_protocols_are_read_and_written() -> None:
     assert plain != crossed
 
 
+SWITCHED = """
+[tiers.switches]
+start = { value = 25, unit = "us", kind = "published", source = "here" }
+share = { value = 0.6, unit = "fraction", kind = "fitted", source = "here" }
+members = { value = 5, unit = "devices", kind = "measured", source = "here" }
+"""
 SWITCH_TREE = """
 [tiers.switch_tree]
 start = { value = 25, unit = "us", kind = "published", source = "here" }
@@ -213,8 +237,11 @@ members = { value = 5, unit = "devices", kind = "measured", source = "here" }
 
 
 def test_trees_of_switches_are_read_written_and_checked() -> None:
-    text = GOOD + PROTOCOL + SWITCH_TREE
+    text = GOOD + PROTOCOL + SWITCHED + SWITCH_TREE
     found = read(text, "x")
+    assert found.tiers[1].switches == Switches(25 * US, 0.6, 5)
+    with pytest.raises(ClusterError, match=r"tiers\[1\]\.switches\.share: expected 0.01 fraction to 1 fraction"):
+        read(text.replace("0.6,", "6,"), "x")
     assert found.tiers[1].switch_tree == SwitchTree(25 * US, pytest.approx(20.9 * US), 0.8, 2.0**24, 5)
     assert parse(write(parse(text, "x")), "y") == parse(text, "x")
     assert "fabric.switch_tree.window" in {f.path for f in found.facts}

@@ -10,7 +10,7 @@ import torch
 
 from hpsearch.cluster import Cluster, shipped
 from hpsearch.layout import PARTIAL, REPLICATE, Collective, Layout, Mesh, Placement, redistribute, shard, steps_between
-from hpsearch.layout.redistribute import TOGETHER_BYTES, path
+from hpsearch.layout.redistribute import PIECE_BYTES, path
 from tests.lower.test_redistribution import check
 
 TWO = Mesh.of(dp_replicate=4, tp=8)
@@ -48,7 +48,7 @@ def test_a_sum_over_two_axes_crosses_the_slow_links_once() -> None:
 def test_three_axes_and_a_sum_that_ends_cut() -> None:
     mesh = Mesh.of(dp_replicate=2, dp_shard=4, tp=8)
     everywhere = Layout(tuple((axis, PARTIAL) for axis in mesh.names))
-    shape, size = (4096, 1024), 2 * 4096 * 1024
+    shape, size = (8192, 2048), 2 * 8192 * 2048
     assert [(c.kind, c.axis, size // c.nbytes) for c in redistribute(shape, 2, everywhere, Layout(), mesh.sizes)] == [
         ("reduce_scatter", "tp", 1),
         ("reduce_scatter", "dp_shard", 8),
@@ -95,7 +95,7 @@ PLACEMENTS: list[Placement] = [REPLICATE, PARTIAL, shard(0), shard(1)]
 @pytest.mark.parametrize("mesh", [Mesh.of(dp_shard=2, tp=2), Mesh.of(dp_replicate=2, dp_shard=2, tp=2)], ids=str)
 def test_every_rank_ends_with_its_piece(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lowered and run on all ranks, small tensors summed as one too."""
-    monkeypatch.setattr(sys.modules["hpsearch.layout.redistribute"], "TOGETHER_BYTES", 0)
+    monkeypatch.setattr(sys.modules["hpsearch.layout.redistribute"], "PIECE_BYTES", 0)
     together = 0
     for first, second in product(PLACEMENTS, PLACEMENTS):
         source = Layout(tuple((axis, PARTIAL) for axis in mesh.names))
@@ -108,15 +108,16 @@ def test_every_rank_ends_with_its_piece(mesh: Mesh, monkeypatch: pytest.MonkeyPa
     assert together >= 3
 
 
-NODES = [n for n in sorted(set(shipped()) - {"local"}) if Cluster.load(n, devices=1).tiers[-1].size >= 32]
+NODES = [n for n in sorted(set(shipped()) - {"local"}) if Cluster.load(n, devices=1).tiers[-1].size >= 128]
 
 
 @pytest.mark.parametrize("name", NODES)
-@pytest.mark.parametrize("nbytes", [TOGETHER_BYTES, 2**24, 2**28, 2**32])
-def test_together_is_cheaper_across_nodes(name: str, nbytes: int) -> None:
-    cluster = Cluster.load(name, devices=64)
-    node = next(tier.size for tier in cluster.tiers if tier.name == "node")
-    mesh = Mesh.of(dp_replicate=64 // node, tp=node)
+@pytest.mark.parametrize("piece", [PIECE_BYTES, 2**21, 2**25, 2**29])
+def test_together_is_cheaper_over_slow_links(name: str, piece: int) -> None:
+    cluster = Cluster.load(name, devices=128)
+    fast = next(tier.size for tier in cluster.tiers if tier.name == "node")
+    fast = max(tier.size if tier.like else fast for tier in cluster.tiers)
+    mesh, nbytes = Mesh.of(dp_replicate=128 // fast, tp=fast), piece * fast
     found = redistribute((nbytes // 1024, 512), 2, BOTH, Layout(), mesh.sizes)
     assert len(found) == 3
     one_by_one = tuple(Collective("all_reduce", axis, nbytes) for axis in ("dp_replicate", "tp"))
