@@ -17,6 +17,7 @@ from hpsearch.capture.at_rows import at_rows
 from hpsearch.capture.batch import COUNT, Batch, Leaf, Loss
 from hpsearch.capture.delta_rule import delta_rule_as_one_op
 from hpsearch.capture.loss import loss_of
+from hpsearch.capture.masks import with_masks
 from hpsearch.capture.piece import Piece, block_input_names, drop_call_inputs, make_piece
 from hpsearch.capture.read import Rows, read_graph
 from hpsearch.capture.scope import one_graph
@@ -84,6 +85,7 @@ def capture(
     reduction, targets = loss_of(graph, at_first, at_second, READ_ROWS)
     graph = replace(graph, name=type(model).__name__, loss_reduction=reduction, targets=targets)
     graph = replace(graph, limits=huggingface.limits(model))
+    graph = with_masks(graph, twin, at_first)
     graphs = {name: at_rows(name, p.graph, second[name].graph, READ_ROWS, rows) for name, p in first.items()}
     return CapturedGraph(graph, graphs, form, rows)
 

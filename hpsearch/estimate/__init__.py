@@ -4,8 +4,8 @@ from hpsearch.cluster.efficiency import Efficiency, efficiency_of
 from hpsearch.estimate.estimate import Estimate, Priced, estimate, price
 from hpsearch.estimate.memory import Memory, memory, rank_memory
 from hpsearch.estimate.parallel import ParallelLayout
+from hpsearch.estimate.read_shape import shape_of_graph
 from hpsearch.estimate.shape import LatentAttention, ModelShape, StateSpace
-from hpsearch.estimate.shape_sources import shape_of_config, shape_of_row
 
 __all__ = [
     "Efficiency",
@@ -21,6 +21,5 @@ __all__ = [
     "memory",
     "price",
     "rank_memory",
-    "shape_of_config",
-    "shape_of_row",
+    "shape_of_graph",
 ]

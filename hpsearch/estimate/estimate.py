@@ -20,7 +20,7 @@ from hpsearch.estimate.pipeline import Path, pipeline_path
 from hpsearch.estimate.price import HOST, KINDS, Floats, Seconds, scales, work_seconds
 from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.stages import Chunk, chunks
-from hpsearch.estimate.work import BLOCKS, Work, embedding, head
+from hpsearch.estimate.work import Work, block_work, embedding, head
 
 OPTIMIZER_BYTES = 44.0
 """Read and written for one parameter: norm and scale 8, both moments 16, master copy 8, gradient 8, weight 4."""
@@ -132,7 +132,7 @@ def estimate(
 
 def price(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> Priced:
     """Everything about the step that comes from tables."""
-    works: dict[str, Work] = {name: BLOCKS[name](shape, layout) for name in sorted(shape.counts)}
+    works: dict[str, Work] = {name: block_work(name, shape, layout) for name in sorted(shape.counts)}
     works |= {"head": head(shape, layout), "embedding": embedding(shape, layout)}
     for name in shape.counts:
         work = works[name]

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpsearch.estimate.parallel import ParallelLayout
-from hpsearch.estimate.shape import ModelShape
+from hpsearch.estimate.shape import ModelShape, kind_of
 from hpsearch.estimate.stages import Chunk, chunks
-from hpsearch.estimate.work import BLOCKS, Work, head
+from hpsearch.estimate.work import Work, block_work, head
 
 CONTEXT_BYTES = 0.6e9
 """CUDA context with loaded kernels, and cuBLAS workspaces."""
@@ -113,7 +113,7 @@ def rank_memory(shape: ModelShape, layout: ParallelLayout, rank: int, cut: tuple
 
 
 def _works(shape: ModelShape, layout: ParallelLayout) -> dict[str, Work]:
-    return {name: BLOCKS[name](shape, layout) for name in sorted(shape.counts)} | {"head": head(shape, layout)}
+    return {name: block_work(name, shape, layout) for name in sorted(shape.counts)} | {"head": head(shape, layout)}
 
 
 def _rank(
@@ -200,6 +200,7 @@ def states(layout: ParallelLayout, dense: float, expert: float, adapters: float 
 def adapter_params(shape: ModelShape, layout: ParallelLayout, block: str) -> float:
     """Low-rank adapters of one block on one device: rank·(inputs + outputs) of each linear. The half that meets a
     dim which tp cuts is cut with it. Routers and state-space blocks have none."""
+    shape, block = shape.of(block), kind_of(block)
     h, t = shape.hidden, layout.tp
     if block == "attention":
         if shape.mla is not None:

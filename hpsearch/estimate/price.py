@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency
 from hpsearch.estimate.parallel import ParallelLayout
+from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.work import Gemm, Work
 
 Floats = NDArray[np.float64]
@@ -81,9 +82,10 @@ ROUTER_SHARE = 0.5
 
 def host_share(name: str, layout: ParallelLayout) -> float:
     """Of a block's kernels, those the host still issues one by one."""
-    if "all" in layout.graphed or name in layout.graphed:
+    kind = kind_of(name)
+    if "all" in layout.graphed or kind in layout.graphed:
         return GRAPH_HOST
-    return 1 - ROUTER_SHARE if name == "moe" and "router" in layout.graphed else 1.0
+    return 1 - ROUTER_SHARE if kind == "moe" and "router" in layout.graphed else 1.0
 
 
 def _price_matmuls(
@@ -216,19 +218,19 @@ def _repeat(work: Work, layout: ParallelLayout, name: str, forward: Floats, stre
     if layout.recompute == "full":
         return forward * layout.recompute_share
     again = np.zeros(len(KINDS))
-    parts = layout.recompute_parts
-    if "attention" in parts and not name.startswith("mamba"):
+    parts, kind = layout.recompute_parts, kind_of(name)
+    if "attention" in parts and kind != "mamba":
         again[CORE] += forward[CORE]
         again[MOVED] += 0.0 if layout.flash else forward[MOVED] * 0.5
     if "norm" in parts or "activation" in parts:
         again[MOVED] += 0.35 * forward[MOVED]
     if "activation" in parts and work.routed_forward:
         again[ROUTED] += work.routed_activation / stream
-    if ("mlp" in parts and name == "mlp") or ("moe" in parts and name == "moe"):
+    if kind in parts and kind in ("mlp", "moe"):
         again = forward.copy()
-    if "ops" in parts and name in ("attention", "mlp"):
+    if "ops" in parts and kind in ("attention", "mlp"):
         again[LINEAR] += 0.5 * forward[LINEAR]
         again[MOVED] += forward[MOVED]
-    if "mla_up" in parts and name == "attention":
+    if "mla_up" in parts and kind == "attention":
         again[LINEAR] += 0.3 * forward[LINEAR]
     return again

@@ -76,6 +76,20 @@ class ModelShape:
     expert_bias: bool = False
     sinks: bool = False
     router_bias: bool = False
+    causal: bool = True
+    """Queries attend to what stands before them."""
+    tokens: int = 0
+    """Tokens of one row in these blocks, where that is not the sequence of the batch (a sound encoder's frames)."""
+    rest: int = 0
+    """Parameters outside blocks, vocabulary and last norm."""
+    exact: tuple[tuple[str, int], ...] = ()
+    """Parameters of a block without routed experts, where a captured graph counted them."""
+    variants: tuple[tuple[str, ModelShape], ...] = ()
+    """Blocks named `kind#2`, … in the pattern, with sizes of their own."""
+
+    def of(self, block: str) -> ModelShape:
+        """The sizes of one block of the pattern."""
+        return dict(self.variants).get(block, self)
 
     @property
     def layers(self) -> int:
@@ -127,6 +141,9 @@ class ModelShape:
 
     def moe_rest_params(self) -> int:
         """Router, shared expert and latent projections of one block."""
+        counted = dict(self.exact).get("moe")
+        if counted is not None:
+            return counted - self.hidden
         mats = 3 if self.moe_gated else 2
         latent = 2 * self.hidden * self.moe_latent
         bias = self.experts if self.router_bias else 0
@@ -143,6 +160,11 @@ class ModelShape:
 
     def block_params(self, block: str) -> int:
         """All parameters of one block with its norm."""
+        if (own := self.of(block)) is not self:
+            return own.block_params(kind_of(block))
+        counted = dict(self.exact).get(block)
+        if counted is not None:
+            return counted + (self.experts * self.expert_params() if block == "moe" else 0)
         norm = self.hidden * (2 if self.bias else 1)
         if block == "attention":
             return self.attention_params() + norm
@@ -159,7 +181,7 @@ class ModelShape:
 
     @property
     def embedding_params(self) -> int:
-        return (self.vocab + self.positions) * self.hidden
+        return (self.vocab + self.positions) * self.hidden + self.rest
 
     @property
     def head_params(self) -> int:
@@ -175,8 +197,17 @@ class ModelShape:
     @cached_property
     def active_params(self) -> int:
         """Parameters a token passes through."""
-        idle = self.counts["moe"] * (self.experts - self.top_k) * self.expert_params()
+        idle = 0
+        for block, count in self.counts.items():
+            own = self.of(block)
+            if kind_of(block) == "moe":
+                idle += count * (own.experts - own.top_k) * own.expert_params()
         return self.total_params - idle
+
+
+def kind_of(block: str) -> str:
+    """attention, mlp, moe or mamba."""
+    return block.partition("#")[0]
 
 
 def transformer(layers: int, dense_layers: int, experts: int) -> tuple[Layer, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from hpsearch.estimate.experts import arranged_bytes, clamped_bytes, expert_stalls, quantised_bytes
 from hpsearch.estimate.logits import logit_bytes
 from hpsearch.estimate.parallel import ParallelLayout
-from hpsearch.estimate.shape import ModelShape
+from hpsearch.estimate.shape import ModelShape, kind_of
 
 Gemm = tuple[float, float, float, float]
 """m, n, k, batch of one product [m, k] @ [k, n]."""
@@ -140,7 +140,8 @@ def add_core(work: Work, shape: ModelShape, layout: ParallelLayout, q_local: flo
     heads = shape.heads / layout.tp
     layers = max(shape.counts["attention"], 1)
     windowed = min(shape.window_layers / layers, 1.0) if shape.window else 0.0
-    seen = (1 - windowed) * s / 2 + windowed * min(shape.window, s / 2)
+    whole = s / 2 if shape.causal else s
+    seen = (1 - windowed) * whole + windowed * min(shape.window, whole)
     if layout.flash:
         work.core_flops += 2 * tokens * seen * (q_local + v_local)
         work.core_bytes += 2 * tokens * (q_local + 2 * kv + v_local)
@@ -338,6 +339,12 @@ def mamba(shape: ModelShape, layout: ParallelLayout) -> Work:
 
 
 BLOCKS = {"attention": attention, "mlp": mlp, "moe": moe, "mamba": mamba}
+
+
+def block_work(name: str, shape: ModelShape, layout: ParallelLayout) -> Work:
+    """One block of the pattern, with the sizes and the tokens that are its own."""
+    own = shape.of(name)
+    return BLOCKS[kind_of(name)](own, replace(layout, seq_len=own.tokens) if own.tokens else layout)
 
 
 def head(shape: ModelShape, layout: ParallelLayout) -> Work:

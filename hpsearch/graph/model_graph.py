@@ -120,6 +120,11 @@ class OpGraph:
     rule_tables: tuple[tuple[Rule, ...], ...] = ()
     aliases: dict[str, str] = field(default_factory=dict)
     """View-of relation for memory: value → the value whose storage it shares."""
+    causal: bool = False
+    """Whether its self-attention looks back only, so that half of the query-key pairs need no work."""
+    window: int = 0
+    """Keys that one query of its self-attention sees, in `windowed` of its calls; 0: all."""
+    windowed: int = 0
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:

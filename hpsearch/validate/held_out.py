@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from hpsearch.cluster.efficiency import Efficiency, device_kind, generation
 from hpsearch.estimate import Priced, price
 from hpsearch.estimate.fit import FREE, Fit, fit
-from hpsearch.validate.rows import Case, Row, case, scored
+from hpsearch.validate.predict import cases
+from hpsearch.validate.rows import Case, Row, scored
 from hpsearch.validate.score import summary
 
 FAMILY_ROWS = 30
@@ -60,8 +61,7 @@ class HeldOut:
 def measured(rows: Sequence[Row]) -> list[Measured]:
     """The rows that count for step time and can be priced."""
     found = []
-    for row in rows:
-        one = case(row) if scored(row) else ""
+    for _, one in cases(row for row in rows if scored(row)):
         if isinstance(one, Case) and one.measured_s:
             found.append(Measured(one, price(one.shape, one.layout, one.cluster), one.measured_s))
     return found

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hpsearch.errors import HpsearchError, PlanError
 from hpsearch.estimate import estimate
-from hpsearch.validate.rows import Row, case
+from hpsearch.validate.rows import Case, Row, case
 from hpsearch.validate.score import Predicted
+from hpsearch.validate.shapes import shapes_of_rows
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -27,11 +28,18 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def cases(rows: Iterable[Row]) -> Iterator[tuple[Row, Case | str]]:
+    """Each row as a case, its model captured; or one line that says why it cannot be predicted."""
+    listed = list(rows)
+    shapes = shapes_of_rows(listed)
+    for row in listed:
+        yield row, case(row, shapes[str(row["id"])])
+
+
 def predict(rows: Iterable[Row]) -> tuple[Sequence[Predicted], dict[str, str]]:
     """Predictions, and for each row without one its id and why."""
     found, refused = [], {}
-    for row in rows:
-        one = case(row)
+    for row, one in cases(rows):
         if isinstance(one, str):
             refused[str(row["id"])] = one
             continue

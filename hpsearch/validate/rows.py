@@ -10,7 +10,7 @@ from typing import Any
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import generation
 from hpsearch.errors import CaptureError, ClusterError, HpsearchError
-from hpsearch.estimate import ModelShape, ParallelLayout, shape_of_row
+from hpsearch.estimate import ModelShape, ParallelLayout
 from hpsearch.validate.machine import machine
 
 Row = Mapping[str, Any]
@@ -108,11 +108,12 @@ def month(row: Row) -> tuple[int, int]:
     return (2000 + int(found[1]), int(found[2])) if found else (year(row), 1)
 
 
-def case(row: Row) -> Case | str:
-    """The case, or one line that says why the row cannot be predicted."""
+def case(row: Row, shape: ModelShape | str) -> Case | str:
+    """The case with the shape of its captured model, or one line that says why the row cannot be predicted."""
+    if isinstance(shape, str):
+        return shape
     filled: list[str] = []
     try:
-        shape = shape_of_row(row["model"], int(row["seq_len"] or 0))
         cluster = machine(row["hardware"], filled)
         layout = _Reader(row, filled).layout()
     except (CaptureError, ClusterError, HpsearchError) as error:

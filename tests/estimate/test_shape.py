@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from hpsearch.errors import CaptureError
-from hpsearch.estimate import shape_of_config, shape_of_row
-from hpsearch.estimate.shape_sources import PUBLISHED
+from tests.estimate.stated import PUBLISHED, shape_of_config, shape_of_row
 
 LLAMA = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8, "tie_word_embeddings": False}
 QWEN3 = {"model_type": "qwen3_moe", "vocab_size": 151936, "head_dim": 128, "num_key_value_heads": 4}

@@ -9,11 +9,12 @@ import pytest
 
 from hpsearch.cluster import Cluster, shipped
 from hpsearch.cluster.read import read
-from hpsearch.estimate import ModelShape, ParallelLayout, estimate, memory, shape_of_config
+from hpsearch.estimate import ModelShape, ParallelLayout, estimate, memory
 from hpsearch.estimate.shape import transformer
 from hpsearch.estimate.work import attention, head
 from tests.cases.configs import QWEN3_0_6B
 from tests.cluster.test_files import GOOD
+from tests.estimate.stated import shape_of_config
 
 LLAMA_8B = ModelShape("8B", 4096, 32, 8, 128, 128256, transformer(32, 0, 0), ffn=14336)
 LLAMA_405B = ModelShape("405B", 16384, 128, 8, 128, 128256, transformer(126, 0, 0), ffn=53248)

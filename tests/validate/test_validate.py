@@ -17,7 +17,7 @@ from hpsearch.estimate import rank_memory
 from hpsearch.validate.__main__ import main
 from hpsearch.validate.predict import predict, read_rows
 from hpsearch.validate.report import report
-from hpsearch.validate.rows import Case, case, scored, year
+from hpsearch.validate.rows import Case, Row, case, scored, year
 from hpsearch.validate.score import (
     Predicted,
     fit_scores,
@@ -29,6 +29,8 @@ from hpsearch.validate.score import (
     summary,
     sweeps,
 )
+from hpsearch.validate.shapes import shapes_of_rows
+from tests.estimate.stated import shape_of_row
 
 ROWS = Path(__file__).parent / "published.jsonl"
 
@@ -41,6 +43,27 @@ def rows() -> list[Any]:
 @pytest.fixture(scope="module")
 def found(rows: list[Any]) -> list[Predicted]:
     return list(predict(rows)[0])
+
+
+def test_captured_models_are_those_that_rows_state(rows: list[Any]) -> None:
+    """Parameters within 0.3 % (biases, and positions that a class lacks), and every size of attention and experts."""
+    shapes = shapes_of_rows(rows)
+    told = {row["id"]: row for row in rows if not isinstance(shapes[row["id"]], str)}
+    assert len(told) >= len(rows) - 2
+    for row in told.values():
+        read, stated = shapes[row["id"]], shape_of_row(row["model"], int(row["seq_len"]))
+        assert read.total_params == pytest.approx(stated.total_params, rel=0.03 if not stated.vocab else 0.003)
+        assert read.active_params == pytest.approx(stated.active_params, rel=0.03 if not stated.vocab else 0.003)
+        assert (read.layers, read.vocab, read.tied or not read.vocab) == (
+            stated.layers, stated.vocab, stated.tied or not stated.vocab,
+        )  # fmt: skip
+        attention = read.of("attention")
+        assert (attention.heads, attention.v_width, attention.q_width) == (
+            stated.heads, stated.v_width, stated.q_width,
+        )  # fmt: skip
+        assert attention.mla == stated.mla
+        if stated.mla is None:
+            assert attention.kv_heads == stated.kv_heads
 
 
 def test_every_row_has_a_public_source(rows: list[Any]) -> None:
@@ -136,23 +159,27 @@ def test_ranks_and_spearman() -> None:
     assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
 
 
+def cased(row: Row) -> Case | str:
+    return case(row, shape_of_row(row["model"], int(row["seq_len"])))
+
+
 def changed(row: Any, part: str, **fields: Any) -> Any:
     return row | {part: row[part] | fields}
 
 
 def test_what_a_row_does_not_say_is_filled_and_listed(rows: list[Any]) -> None:
     row = next(r for r in rows if scored(r) and r["family"] == "nvidia-megatron-bridge" and "sp" not in r["parallel"])
-    filled = case(row)
+    filled = cased(row)
     assert isinstance(filled, Case)
     assert "sp = True" in filled.filled
-    refused = case(row | {"parallel": {k: v for k, v in row["parallel"].items() if k != "tp"}})
+    refused = cased(row | {"parallel": {k: v for k, v in row["parallel"].items() if k != "tp"}})
     assert refused == "layout: tp is not given"
 
 
 def test_recompute_words(rows: list[Any]) -> None:
     row = next(r for r in rows if r["family"] == "korthikanti-2022" and scored(r))
     for stated, kind in (("none", "none"), ("full (every layer)", "full"), ("selective: core_attn, mlp", "selective")):
-        found = case(changed(row, "parallel", recompute=stated))
+        found = cased(changed(row, "parallel", recompute=stated))
         assert isinstance(found, Case)
         assert found.layout.recompute == kind
 

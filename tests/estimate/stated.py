@@ -1,4 +1,4 @@
-"""Where shapes come from: a published row's `model` field, or a Hugging Face config as a dict."""
+"""Shapes as people state them: a published row's `model` field, or a Hugging Face config as a dict; counted by hand."""
 
 from __future__ import annotations
 
