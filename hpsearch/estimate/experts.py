@@ -13,9 +13,9 @@ from hpsearch.estimate.shape import ModelShape
 ARRANGED, ARRANGED_CAPTURED = 16.0, 6.0
 """Bytes moved one way for each element of a routed token: sorted by expert, in and out of the dispatcher's buffers, put
 back in order."""
-CLAMPED = (32.0, 80.0)
+CLAMPED = (48.0, 112.0)
 """Bytes moved for each element of the expert's width, forward and backward, where biases and a clamped activation are
-applied op by op: two clamps, a scale, a sigmoid, two products, a sum, the bias, the router's weight."""
+applied op by op: two clamps, a scale, a sigmoid, two products, a sum, the bias, the weight in fp32 and back."""
 QUANTISED = {"mxfp8": 10.0, "nvfp4": 10.0}
 QUANTISED_BY_TENSOR = 16.0
 """Bytes moved to quantise one element of an expert's input: padded to whole blocks of rows, read, written along both

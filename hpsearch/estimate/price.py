@@ -48,7 +48,9 @@ def scales(efficiency: Efficiency, low: bool) -> Floats:
     e = efficiency
     linear = e.clock * (e.linear_low if low else e.linear)
     on_path = [e.links, e.links, e.links]
-    return np.array([linear, e.clock * e.linear, e.routed, e.clock * e.core, e.moved, *on_path, e.kernel_s, e.kernel_s])
+    return np.array(
+        [linear, e.clock * e.linear, e.clock * e.routed, e.clock * e.core, e.moved, *on_path, e.kernel_s, e.kernel_s]
+    )
 
 
 def work_seconds(works: dict[str, Work], layout: ParallelLayout, cluster: Cluster) -> dict[str, Seconds]:

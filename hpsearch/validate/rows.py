@@ -254,7 +254,7 @@ class _Reader:
         dropout = when < FLASH_YEAR or (self.row["model"].get("position") == "learned" and not self._sharded())
         if kernel:
             rate = 1.0 if "2" in kernel else FIRST_FLASH
-            return _Attention("flash" in kernel, rate, kernel == "fused", False)
+            return _Attention("flash" in kernel, rate, kernel != "torch", False)
         rate = FIRST_FLASH if when <= FLASH_YEAR else 1.0
         if when > FLASH_YEAR and generation(self.row["hardware"]["device"]) == "hopper":
             rate = HOPPER_FLASH
