@@ -12,6 +12,7 @@ import typer
 
 from hpsearch import __version__
 from hpsearch.cli.clusters import clusters_command
+from hpsearch.cli.estimate import estimate_command
 from hpsearch.cli.explain import explain_command
 from hpsearch.cli.plan import plan_command
 from hpsearch.cli.profile import profile_command
@@ -44,6 +45,7 @@ def _options(
 
 
 app.command("plan")(plan_command)
+app.command("estimate")(estimate_command)
 app.command("explain")(explain_command)
 app.command("clusters")(clusters_command)
 app.command("profile")(profile_command)

@@ -26,6 +26,8 @@ class ParallelLayout:
     sp: bool = False
     """Activations between matmuls are split along the sequence over the tp ranks."""
     cp_kind: str = "ring"
+    """ring: keys and values go round beside the computation; gather: they are gathered first; ulysses: heads are
+    exchanged for tokens and back."""
     zero: int = 1
     """0: optimizer state on every data rank; 1: sharded; 2: gradients too; 3: parameters too."""
     fsdp: bool = False

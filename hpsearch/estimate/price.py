@@ -175,7 +175,11 @@ def _price_links(work: Work, layout: ParallelLayout, cluster: Cluster, forward: 
         if layout.overlap_ep:
             forward[EP] *= EP_EXPOSED
             backward[EP] *= EP_EXPOSED
-    if work.cp_bytes:
+    if work.cp_bytes and layout.cp_kind == "ulysses":
+        exchange = cluster.collective("all_to_all", work.cp_heads_bytes, layout.cp, layout.tp).seconds
+        forward[CP] += exchange
+        backward[CP] += exchange
+    elif work.cp_bytes:
         gather = cluster.collective("all_gather", work.cp_bytes * layout.cp, layout.cp, layout.tp).seconds
         scatter = cluster.collective("reduce_scatter", work.cp_bytes * layout.cp, layout.cp, layout.tp).seconds
         if layout.cp_kind == "ring":

@@ -48,6 +48,8 @@ class Work:
     tp_backward: list[tuple[str, float]] = field(default_factory=list)
     cp_bytes: float = 0.0
     """Keys and values that pass a cp rank in the forward."""
+    cp_heads_bytes: float = 0.0
+    """What a cp rank sends in the forward to have all tokens of some heads, and to have its tokens back."""
     ep_bytes: float = 0.0
     """Bytes a rank sends in dispatch, and again in combine, of the forward; one copy for each chosen expert."""
     ep_spread: tuple[int, int] = (1, 1)
@@ -190,6 +192,7 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
     add_core(work, shape, layout, q, kv, v)
     if layout.cp > 1:
         work.cp_bytes += 2 * tokens * (kv + (kv if shape.mla is None else v))
+        work.cp_heads_bytes += 2 * tokens * (q + kv + (kv if shape.mla is None else v) + v)
     add_linear(work, layout, tokens, h, v)
     if layout.low_precision and not layout.lora:
         work.copies += input_bytes(layout) * v * tokens

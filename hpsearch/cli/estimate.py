@@ -1,0 +1,111 @@
+"""`hpsearch estimate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from hpsearch.cli.machine import load_machine
+from hpsearch.cli.model import load_graph
+from hpsearch.cli.screen import progress_bar, show
+from hpsearch.cluster import Cluster
+from hpsearch.errors import LegalityError
+from hpsearch.estimate import Estimate, ModelShape, ParallelLayout, estimate, shape_of_graph
+from hpsearch.estimate.flops import utilisation
+from hpsearch.estimate.pins import NAMES, PRECISIONS, check_shape, layout_of
+from hpsearch.plan import units
+from hpsearch.plan.tables import table
+
+
+def estimate_command(
+    model: Annotated[
+        str, typer.Option(metavar="CFG|module:callable", help="A Hugging Face config.json, or a callable.")
+    ],
+    cluster: Annotated[str, typer.Option(metavar="C", help="A name (see `hpsearch clusters`), a file, or local.")],
+    devices: Annotated[int, typer.Option(metavar="N", min=1, help="How many devices of the cluster to use.")],
+    global_batch: Annotated[int, typer.Option(metavar="B", min=1, help="Rows of one optimizer step.")],
+    seq_len: Annotated[int, typer.Option(metavar="S", min=1, help="Tokens of one row.")],
+    fix: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help=f"The layout: {', '.join(NAMES)}.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help=f"Of matmuls: {', '.join(PRECISIONS)}.")] = "bf16",
+) -> None:
+    """Prices one given layout of a model on a cluster: seconds of a step and bytes of a device, and what they are."""
+    machine = load_machine(cluster, devices)
+    pinned = layout_of(
+        _pins(fix or []), devices=devices, global_batch=global_batch, seq_len=seq_len, precision=precision
+    )
+    with progress_bar(f"capturing {model}"):
+        graph = load_graph(model, seq_len, "bf16")
+    shape = shape_of_graph(graph)
+    check_shape(shape, pinned.layout)
+    found = estimate(shape, pinned.layout, machine)
+    show(
+        Text(_headline(shape, pinned.layout, machine)),
+        Text(f"Not pinned, so: {', '.join(pinned.assumed)}.") if pinned.assumed else Text(""),
+        _time_table(found),
+        Text(_rates(shape, pinned.layout, machine, found)),
+        _memory_table(found, machine),
+        Text(_verdict(found, machine)),
+    )
+
+
+def _pins(words: list[str]) -> dict[str, str]:
+    pins: dict[str, str] = {}
+    for word in (piece for given in words for piece in given.split(",") if piece.strip()):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        if not equals or not name or not value:
+            raise LegalityError(f"--fix {word}", "expected name=value", f"Names are {', '.join(NAMES)}.")
+        if pins.get(name, value) != value:
+            raise LegalityError(f"--fix {name}", f"is pinned twice, to {pins[name]} and to {value}", "Pin it once.")
+        pins[name] = value
+    return pins
+
+
+def _headline(shape: ModelShape, layout: ParallelLayout, machine: Cluster) -> str:
+    degrees = [(name, getattr(layout, name)) for name in ("tp", "cp", "pp", "vpp", "ep", "etp")]
+    words = " ".join(f"{name}={value}" for name, value in degrees if value > 1)
+    return (
+        f"{shape.name} ({units.count(shape.total_params)} parameters, {units.count(shape.active_params)} for a token) "
+        f"on {layout.devices} devices of {machine.name} ({machine.device.name}): {words + ' ' if words else ''}"
+        f"dp={layout.dp}, ZeRO-{layout.zero}, {layout.micro_batches} micro-batches of {layout.micro_batch} rows, "
+        f"{layout.precision}."
+    )
+
+
+def _time_table(found: Estimate) -> Table:
+    made = table("Predicted step", "part", "time", "share")
+    for name, value in found.parts:
+        if value:
+            made.add_row(name, units.seconds(value), f"{value / found.step_s:.1%}")
+    made.add_row("step", units.seconds(found.step_s), "")
+    return made
+
+
+def _rates(shape: ModelShape, layout: ParallelLayout, machine: Cluster, found: Estimate) -> str:
+    rate, share = utilisation(shape, layout, machine, found.step_s)
+    tokens = layout.global_batch * layout.seq_len / found.step_s / layout.devices
+    return (
+        f"{tokens:,.0f} tokens/s and {rate / 1e12:,.0f} model TFLOP/s a device, {share:.1%} of the dense bf16 peak "
+        "(causal half of attention, logits counted, nothing for recomputation)."
+    )
+
+
+def _memory_table(found: Estimate, machine: Cluster) -> Table:
+    title = f"Predicted memory of the fullest device (pipeline rank {found.memory.rank})"
+    made = table(title, "part", "bytes", "of the device")
+    for name, size in found.memory.largest:
+        made.add_row(name, units.size(size), f"{size / machine.device.memory_bytes:.1%}")
+    made.add_row("peak", units.size(found.peak_bytes), f"{found.peak_bytes / machine.device.memory_bytes:.1%}")
+    return made
+
+
+def _verdict(found: Estimate, machine: Cluster) -> str:
+    room = machine.device.memory_bytes - found.peak_bytes
+    if room >= 0:
+        return f"It fits, with {units.size(room)} to spare."
+    largest = " and ".join(name for name, _ in found.memory.largest[:2])
+    return f"It does not fit: {units.size(-room)} too much, most of it {largest}."

@@ -1,0 +1,99 @@
+"""Layouts written as pins: what each means, and what a wrong one is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hpsearch.errors import LegalityError
+from hpsearch.estimate import ModelShape
+from hpsearch.estimate.parallel import ParallelLayout
+from hpsearch.estimate.pins import check_shape, layout_of
+from hpsearch.estimate.shape import transformer
+
+LLAMA = ModelShape("Llama", 4096, 32, 8, 128, 128256, transformer(32, 0, 0), ffn=14336)
+EXPERTS = replace(LLAMA, pattern=transformer(32, 1, 64), experts=64, top_k=4, moe_ffn=1536)
+
+
+def layout(**pins: str) -> ParallelLayout:
+    return layout_of(pins, devices=64, global_batch=128, seq_len=4096).layout
+
+
+def test_degrees_leave_the_rest_to_data() -> None:
+    found = layout(tp="4", pp="2")
+    assert (found.tp, found.pp, found.dp, found.micro_batch, found.micro_batches) == (4, 2, 8, 1, 16)
+    assert found.sp
+
+
+def test_what_is_not_pinned_is_told() -> None:
+    found = layout_of({"tp": "4", "micro_batch": "2"}, devices=64, global_batch=128, seq_len=4096)
+    assert found.assumed == ("recompute = none", "overlap = grad_reduce+param_gather+p2p")
+
+
+def test_micro_batches_or_micro_batch() -> None:
+    assert layout(micro_batches="1").micro_batch == 2
+    assert layout(micro_batch="2").micro_batches == 1
+    assert layout(micro_batch="2", micro_batches="1").micro_batch == 2
+    with pytest.raises(LegalityError, match="expected 2, which micro_batches = 1 on 64 data ranks gives"):
+        layout(micro_batch="1", micro_batches="1")
+    with pytest.raises(LegalityError, match="128 to be a multiple of data ranks · micro-batches = 64·3 = 192"):
+        layout(micro_batches="3")
+
+
+def test_shards_are_fully_sharded_storage() -> None:
+    assert (layout(dp_shard="64").fsdp, layout(dp_shard="64").shards) == (True, 64)
+    hybrid = layout(dp_shard="8")
+    assert (hybrid.zero, hybrid.shards, hybrid.dp) == (3, 8, 64)
+    assert (layout(dp_replicate="64").zero, layout(zero="2").zero, layout(zero="2").fsdp) == (0, 2, False)
+    with pytest.raises(LegalityError, match="expected dp_replicate·dp_shard = 64 data ranks"):
+        layout(dp_shard="8", dp_replicate="4")
+
+
+def test_recompute_words() -> None:
+    assert layout(recompute="full:0.5").recompute_share == 0.5
+    assert layout(recompute="selective").recompute_parts == {"attention"}
+    assert layout(recompute="selective:mlp+norm").recompute_parts == {"mlp", "norm"}
+    assert layout(recompute="none").recompute == "none"
+
+
+WRONG = [
+    ({"tp": "0"}, "pin tp: expected a whole number of at least 1, but got '0'"),
+    ({"tp": "5"}, "expected tp·pp·cp to divide 64 devices, but 5·1·1 = 5 does not"),
+    ({"tpp": "2"}, "pin 'tpp': expected one of tp, pp, cp"),
+    ({"recompute": "some"}, "pin recompute: expected none, full, full:SHARE"),
+    ({"recompute": "selective:nose"}, "parts of attention, mlp"),
+    ({"overlap": "everything"}, "pin overlap: expected grad_reduce, param_gather"),
+    ({"sp": "maybe"}, "pin sp: expected true or false, but got 'maybe'"),
+    ({"precision": "int3"}, "pin precision: expected one of bf16, fp16"),
+    ({"offload": "2"}, "pin offload: expected a share between 0 and 1"),
+    ({"cp": "3"}, "expected tp·pp·cp to divide 64 devices"),
+]
+
+
+@pytest.mark.parametrize(("pins", "message"), WRONG, ids=lambda x: next(iter(x)) if isinstance(x, dict) else "")
+def test_a_wrong_pin_is_told_what_it_may_be(pins: dict[str, str], message: str) -> None:
+    with pytest.raises(LegalityError) as caught:
+        layout(**pins)
+    assert message in str(caught.value)
+
+
+ILLEGAL = [
+    (LLAMA, {"tp": "64"}, "expected tp to divide attention heads = 32, but tp = 64. Legal degrees of tp: 1, 2, 4, 8"),
+    (LLAMA, {"pp": "64"}, "expected pp·vpp of at most 32 layers, but 64·1 = 64"),
+    (LLAMA, {"ep": "2"}, "ep = 2, but Llama has no experts"),
+    (EXPERTS, {"ep": "64", "tp": "1"}, ""),
+    (EXPERTS, {"ep": "16", "etp": "4"}, ""),
+    (replace(EXPERTS, experts=60), {"ep": "8"}, "expected ep to divide experts = 60, but ep = 8"),
+    (LLAMA, {"cp": "8", "tp": "8", "cp_kind": "ulysses"}, "expected cp to divide attention heads of a tp rank = 4"),
+]
+
+
+@pytest.mark.parametrize(("shape", "pins", "message"), ILLEGAL)
+def test_a_degree_the_model_cannot_take(shape: ModelShape, pins: dict[str, str], message: str) -> None:
+    if not message:
+        check_shape(shape, layout(**pins))
+        return
+    with pytest.raises(LegalityError) as caught:
+        check_shape(shape, layout(**pins))
+    assert message in str(caught.value)
