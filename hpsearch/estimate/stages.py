@@ -22,7 +22,8 @@ class Chunk:
 
 def chunks(shape: ModelShape, layout: ParallelLayout) -> tuple[Chunk, ...]:
     """`pp·vpp` runs of layers: equal ones where they divide, else as even as whole layers allow once the embedding,
-    the head and extra-prediction layers are counted as the layers they weigh."""
+    the head and extra-prediction layers are counted as the layers they weigh. The last has a layer more or less if all
+    others are equal then, since one of those with a layer too many would set the pace."""
     count = layout.pp * max(layout.vpp, 1)
     found, at = [], 0
     for i, size in enumerate(_sizes(shape, count)):
@@ -45,9 +46,11 @@ def _sizes(shape: ModelShape, count: int) -> list[int]:
     layer = max((shape.active_params - shape.embedding_params - shape.head_params) / shape.layers, 1.0)
     head = shape.vocab * shape.hidden / layer
     extra = shape.mtp_layers + (1 + shape.mtp_layers) * head
-    last = min(max(round((shape.layers + extra) / count - extra), 0), base + (1 if more else 0))
     if count == 1:
         return [shape.layers]
+    last = min(max(round((shape.layers + extra) / count - extra), 0), base + (1 if more else 0))
+    near = (one for one in (last, last + 1, last - 1) if 0 <= one <= base + 1)
+    last = next((one for one in near if (shape.layers - one) % (count - 1) == 0), last)
     base, more = divmod(shape.layers - last, count - 1)
     first = (count - 1 - more + 1) // 2
     return [base + (1 if first <= i < first + more else 0) for i in range(count - 1)] + [last]

@@ -62,8 +62,7 @@ def test_stages_hold_every_layer_once(pp: int) -> None:
 def test_uneven_stages_give_the_last_fewer_layers() -> None:
     shape = replace(LLAMA, pattern=transformer(61, 0, 0), mtp_layers=1)
     cut = chunks(shape, replace(ONE, devices=16, pp=16, global_batch=16))
-    assert sum(chunk.layers for chunk in cut) == 61
-    assert cut[-1].layers < cut[1].layers
+    assert [chunk.layers for chunk in cut] == [4] * 15 + [1], "as DeepSeek-V3 is laid out; not one of five"
 
 
 @pytest.mark.parametrize(
