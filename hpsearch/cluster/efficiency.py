@@ -42,6 +42,11 @@ class Efficiency:
 
 
 NAMES = tuple(field.name for field in fields(Efficiency))
+SPREAD = {
+    "linear": 0.15, "linear_low": 0.2, "routed": 0.35, "core": 0.3, "moved": 0.25, "links": 0.3, "data": 0.3,
+    "kernel_s": 0.5, "step_s": 1.0, "clock": 0.1,
+}  # fmt: skip
+"""How far each number may stand from its prior, as a standard deviation of its log."""
 GENERATIONS = {
     "volta": ("V100",),
     "ampere": ("A100", "A800"),
@@ -63,8 +68,8 @@ def device_kind(device: str) -> str:
 
 
 @cache
-def content() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
-    """`cost_models/efficiency.toml`: tables `generation` and `device`, by name, by number."""
+def content() -> dict[str, dict[str, Any]]:
+    """`cost_models/efficiency.toml`: tables `generation` and `device`, by name, by number; table `band` by term."""
     return tomllib.loads((cost_models() / FILE_NAME).read_text(encoding="utf-8"))
 
 
@@ -73,3 +78,14 @@ def efficiency_of(device: str) -> Efficiency:
     generations, devices = content()["generation"], content()["device"]
     table = generations.get(generation(device), generations["other"]) | devices.get(device_kind(device), {})
     return replace(Efficiency(), **{name: float(entry["value"]) for name, entry in table.items()})
+
+
+def doubts_of(device: str) -> dict[str, float]:
+    """Standard deviation of the log of each number that nothing was fitted to for this device: its prior's spread.
+
+    What fitted numbers are wrong by is in the residuals of the runs they were fitted to.
+    """
+    generations, devices = content()["generation"], content()["device"]
+    table = generations.get(generation(device), generations["other"])
+    found = {name: SPREAD[name] for name, entry in table.items() if entry["kind"] != "fitted"}
+    return found if device_kind(device) in devices else found | {"clock": SPREAD["clock"]}

@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from hpsearch.cluster import Cluster
-from hpsearch.cluster.efficiency import Efficiency, efficiency_of
+from hpsearch.cluster.efficiency import Efficiency, doubts_of, efficiency_of
+from hpsearch.estimate.band import STATED, band
 from hpsearch.estimate.memory import Memory, memory
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.pipeline import Path, pipeline_path
@@ -36,13 +37,19 @@ class Estimate:
     parts: tuple[tuple[str, float], ...]
     """(what, seconds), adding up to `step_s`."""
     memory: Memory
+    low_s: float
+    high_s: float
+    """Of measured steps, 80 % should lie between them (`hpsearch.estimate.band`)."""
 
     @property
     def peak_bytes(self) -> float:
         return self.memory.peak_bytes
 
     def __str__(self) -> str:
-        rows = [f"step {self.step_s:.4g} s"] + [f"  {name:<12}{value:10.4g} s" for name, value in self.parts]
+        between = f"{self.low_s:.4g} to {self.high_s:.4g} s with {STATED:.0%}"
+        rows = [f"step {self.step_s:.4g} s ({between})"] + [
+            f"  {name:<12}{value:10.4g} s" for name, value in self.parts
+        ]
         return "\n".join([*rows, str(self.memory)])
 
 
@@ -87,11 +94,17 @@ class Priced:
 
     def step(self, efficiency: Efficiency, path: Path | None = None) -> tuple[float, tuple[tuple[str, float], ...]]:
         """Seconds and their parts under these efficiencies; along `path` if given, else along the longest chain."""
+        f, b = self.chunk_seconds(efficiency)
+        pipe = (path or self.path(efficiency)).seconds(f.tolist(), b.tolist(), self.hop_s * efficiency.links)
+        return self.around(pipe, f, b, efficiency)
+
+    def around(
+        self, pipe: float, f: Floats, b: Floats, efficiency: Efficiency
+    ) -> tuple[float, tuple[tuple[str, float], ...]]:
+        """`step` once the pipeline's seconds are known; `f` and `b` of each chunk."""
         layout, factor = self.layout, self.factors(efficiency)
         forward, backward, _, _ = self.arrays
-        f, b = self.chunk_seconds(efficiency)
         stages, m = layout.pp, layout.micro_batches
-        pipe = (path or self.path(efficiency)).seconds(f.tolist(), b.tolist(), self.hop_s * efficiency.links)
         reduce, gather = self.reduce_s * efficiency.data, self.gather_s * efficiency.data
         if layout.overlap_grad_reduce:
             window = self.overlap * float(b[:: max(stages, 1)].sum())
@@ -127,18 +140,31 @@ def estimate(
     """Step seconds and peak bytes of `layout` on `cluster`; efficiencies of its device generation unless given."""
     priced = price(shape, layout, cluster)
     seconds, parts = priced.step(efficiency or efficiency_of(cluster.device.name))
-    return Estimate(seconds, parts, memory(shape, layout))
+    low, high = band(seconds, parts, doubts_of(cluster.device.name), layout.low_precision)
+    return Estimate(seconds, parts, memory(shape, layout), low, high)
 
 
 def price(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> Priced:
     """Everything about the step that comes from tables."""
+    works, seconds = blocks(shape, layout, cluster)
+    return assembled(shape, layout, cluster, works, seconds)
+
+
+def blocks(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> tuple[dict[str, Work], dict[str, Seconds]]:
+    """Work and seconds of each kind of block, of head and embedding: the same whatever the pipeline and the data ranks."""
     works: dict[str, Work] = {name: block_work(name, shape, layout) for name in sorted(shape.counts)}
     works |= {"head": head(shape, layout), "embedding": embedding(shape, layout)}
     for name in shape.counts:
         work = works[name]
         if not layout.lora:
             work.moved_backward += 2 * layout.grad_bytes * (work.params + work.expert_params)
-    seconds = work_seconds(works, layout, cluster)
+    return works, work_seconds(works, layout, cluster)
+
+
+def assembled(
+    shape: ModelShape, layout: ParallelLayout, cluster: Cluster, works: dict[str, Work], seconds: dict[str, Seconds]
+) -> Priced:
+    """The blocks put in their chunks, and what is paid once a step."""
     cut = chunks(shape, layout)
     found = []
     for chunk in cut:

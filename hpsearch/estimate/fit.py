@@ -11,17 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpsearch.cluster.efficiency import NAMES, Efficiency
+from hpsearch.cluster.efficiency import NAMES, SPREAD, Efficiency
 from hpsearch.errors import PlanError
 from hpsearch.estimate.estimate import Priced
 from hpsearch.estimate.pipeline import Path
 from hpsearch.estimate.price import Floats
 
-SPREAD = {
-    "linear": 0.15, "linear_low": 0.2, "routed": 0.35, "core": 0.3, "moved": 0.25, "links": 0.3, "data": 0.3,
-    "kernel_s": 0.5, "step_s": 1.0, "clock": 0.1,
-}  # fmt: skip
-"""How far each number may stand from its prior, as a standard deviation of its log."""
 FREE = ("linear", "linear_low", "routed", "core", "moved", "links")
 """What is fitted for a device generation."""
 NOISE = 0.08

@@ -1,4 +1,4 @@
-"""`python -m hpsearch.validate rows.jsonl [--json | --leave-one-out | --refit | --grid]`."""
+"""`python -m hpsearch.validate rows.jsonl [--json | --leave-one-out | --refit | --bands | --grid]`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hpsearch.errors import HpsearchError
+from hpsearch.validate.bands import bands_report
 from hpsearch.validate.grid import grid_report, read_grid
 from hpsearch.validate.held_out import held_out_report, leave_one_out, measured, refit_text
 from hpsearch.validate.predict import predict, read_rows
@@ -25,6 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--leave-one-out", action="store_true", help="refit without each family, and predict it; about a minute"
     )
     what.add_argument("--refit", action="store_true", help="print efficiencies fitted to all rows, as TOML")
+    what.add_argument(
+        "--bands", action="store_true", help="print spreads fitted to families left out, as TOML, and who is inside"
+    )
     what.add_argument(
         "--grid", action="store_true", help="the file is a CSV grid of one node's steps; leave widths out"
     )
@@ -45,6 +49,9 @@ def _answer(asked: argparse.Namespace) -> str:
         return held_out_report(leave_one_out(measured(rows)))
     if asked.refit:
         return refit_text(measured(rows))
+    if asked.bands:
+        runs = measured(rows)
+        return bands_report(runs, leave_one_out(runs))
     found, refused = predict(rows)
     return json.dumps(scores(found, rows), indent=1) if asked.json else report(found, refused, rows)
 

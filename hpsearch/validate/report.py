@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpsearch.validate.rows import Row, scored
-from hpsearch.validate.score import Predicted, by, memory_by, scale, scores, sweep_scores
+from hpsearch.validate.score import Predicted, band_by, by, memory_by, scale, scores, sweep_scores
 
 WORST = 10
 
@@ -29,11 +29,14 @@ def report(found: Sequence[Predicted], refused: Mapping[str, str], rows: Sequenc
         "step time: " + _words(step),
         "memory: " + _words(memory),
         "sweeps: " + _words(figures["sweeps"]),
+        "band: " + _words(figures["band"]),
         "",
         *table("family", figures["families"]),
         *table("device", by(lambda one: str(one.row["hardware"]["device"]), found)),
         *table("kind", by(lambda one: f"{one.row['kind']}, {one.row['workload']}", found)),
         *table("devices", by(scale, found)),
+        "",
+        *_band_lines(found),
         "",
         *_memory_lines(found),
         "",
@@ -60,6 +63,14 @@ def _words(figures: Mapping[str, Any]) -> str:
         text = "none" if value is None else f"{value}" if isinstance(value, int) else f"{value:.3f}"
         shown.append(f"{name} {text}")
     return ", ".join(shown)
+
+
+def _band_lines(found: Sequence[Predicted]) -> list[str]:
+    lines = [f"{'inside the band':<44}{'rows':>6}{'inside':>9}{'half':>9}"]
+    for key in (lambda o: str(o.row["family"]), lambda o: str(o.row["hardware"]["device"])):
+        for name, s in band_by(key, found).items():
+            lines.append(f"  {name[:42]:<42}{s['rows']:>6.0f}{s['inside']:>9.0%}{s['half_width']:>9.1%}")
+    return lines
 
 
 def _sweep_lines(found: Sequence[Predicted]) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.estimate import Estimate, rank_memory
+from hpsearch.estimate.band import STATED
 from hpsearch.validate.rows import Case, Row, scored
 
 SWEEP_LAYOUTS = 6
@@ -35,6 +36,14 @@ class Predicted:
         """Of the step, relative to the measured one; positive: predicted slower."""
         measured = self.case.measured_s
         return None if measured is None or not self.finished else self.estimate.step_s / measured - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured step lies in the band of the predicted one."""
+        measured = self.case.measured_s
+        if measured is None or not self.finished:
+            return None
+        return self.estimate.low_s <= measured <= self.estimate.high_s
 
     @property
     def memory_error(self) -> float | None:
@@ -75,6 +84,22 @@ def by(key: Callable[[Predicted], str], found: Sequence[Predicted]) -> dict[str,
         if one.error is not None and scored(one.row):
             groups[key(one)].append(one.error)
     return {name: summary(groups[name]) for name in sorted(groups)}
+
+
+def band_by(key: Callable[[Predicted], str], found: Sequence[Predicted]) -> dict[str, dict[str, float]]:
+    """Of each group: runs with a step time that counts, the share inside the band, and its median half width."""
+    groups: defaultdict[str, list[Predicted]] = defaultdict(list)
+    for one in found:
+        if one.inside is not None and scored(one.row):
+            groups[key(one)].append(one)
+    return {
+        name: {
+            "rows": len(group),
+            "inside": sum(bool(o.inside) for o in group) / len(group),
+            "half_width": float(np.median([o.estimate.high_s / o.estimate.step_s - 1 for o in group])),
+        }
+        for name, group in sorted(groups.items())
+    }
 
 
 def scale(one: Predicted) -> str:
@@ -206,6 +231,7 @@ def scores(found: Sequence[Predicted], rows: Iterable[Row]) -> dict[str, Any]:
             "regret_median": _median(s["regret"] for s in swept),
             "regret_worst": max((s["regret"] for s in swept), default=None),
         },
+        "band": {"stated": STATED, **band_by(lambda _: "all", found).get("all", {"rows": 0, "inside": None})},
         "families": by(lambda one: str(one.row["family"]), found),
     }
 

@@ -9,10 +9,10 @@ from functools import cache
 import pytest
 
 from hpsearch.cluster import Cluster
-from hpsearch.cluster.efficiency import Efficiency
+from hpsearch.cluster.efficiency import SPREAD, Efficiency
 from hpsearch.errors import PlanError
 from hpsearch.estimate import ModelShape, ParallelLayout, Priced, price
-from hpsearch.estimate.fit import FREE, SPREAD, fit
+from hpsearch.estimate.fit import FREE, fit
 from hpsearch.estimate.shape import transformer
 
 LLAMA = ModelShape("8B", 4096, 32, 8, 128, 128256, transformer(32, 0, 0), ffn=14336)
