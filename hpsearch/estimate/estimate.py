@@ -151,7 +151,7 @@ def price(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> Priced
 
 
 def blocks(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> tuple[dict[str, Work], dict[str, Seconds]]:
-    """Work and seconds of each kind of block, of head and embedding: the same whatever the pipeline and the data ranks."""
+    """Work and seconds of each kind of block, of head and embedding; they do not depend on pipeline or data ranks."""
     works: dict[str, Work] = {name: block_work(name, shape, layout) for name in sorted(shape.counts)}
     works |= {"head": head(shape, layout), "embedding": embedding(shape, layout)}
     for name in shape.counts:

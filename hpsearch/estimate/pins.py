@@ -15,8 +15,8 @@ from hpsearch.estimate.shape import ModelShape, kind_of
 
 PARTS = ("attention", "mlp", "moe", "activation", "norm", "mla_up", "ops")
 """What selective recompute may name: `recompute=selective:attention+norm`."""
-OVERLAPS = ("grad_reduce", "param_gather", "tp", "p2p", "ep")
-DEFAULT_OVERLAP = "grad_reduce+param_gather+p2p"
+OVERLAPS = ("grad_reduce", "param_gather", "tp", "ep")
+DEFAULT_OVERLAP = "grad_reduce+param_gather"
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 CP_KINDS = ("ring", "gather", "ulysses")
 GRAPHED = ("attention", "mlp", "mamba", "router", "all")
@@ -59,7 +59,7 @@ def layout_of(
         graphed=frozenset(reader.words("graphed", "none", (*GRAPHED, "none"), told=False)) - {"none"},
         offload_share=reader.share("offload"),
         overlap_grad_reduce="grad_reduce" in overlap, overlap_param_gather="param_gather" in overlap,
-        overlap_tp="tp" in overlap, overlap_p2p="p2p" in overlap, overlap_ep="ep" in overlap,
+        overlap_tp="tp" in overlap, overlap_ep="ep" in overlap,
     )  # fmt: skip
     return Pinned(layout, tuple(reader.assumed))
 

@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 Slot = tuple[int, int, bool]
 """Chunk of the rank, micro-batch, backward."""
 
@@ -74,8 +78,10 @@ class Path:
         )
 
 
-Done = dict[tuple[int, int, bool], tuple[float, tuple[int, int, bool] | None]]
-"""When an action (chunk in model order, micro-batch, backward) ends, and the one it had to wait for last."""
+Action = tuple[int, int, bool]
+"""Chunk in model order, micro-batch, backward."""
+Done = dict[Action, tuple[float, Action | None]]
+"""When an action ends, and the one it had to wait for last."""
 
 
 def simulated_s(
@@ -93,7 +99,7 @@ def _simulated(
     orders = [order(stages, chunks, micro_batches, rank) for rank in range(stages)]
     done: Done = {}
     at, clock = [0] * stages, [0.0] * stages
-    last: list[tuple[int, int, bool] | None] = [None] * stages
+    last: list[Action | None] = [None] * stages
     left = sum(map(len, orders))
     while left:
         before = left
@@ -102,12 +108,9 @@ def _simulated(
             while i < len(sequence):
                 chunk, micro, is_backward = sequence[i]
                 piece = chunk * stages + rank
-                if is_backward:
-                    source = (piece + 1, micro, True) if piece + 1 < count else (piece, micro, False)
-                else:
-                    source = (piece - 1, micro, False)
+                source = _source((piece, micro, is_backward), count)
                 before_it = last[rank]
-                if is_backward or piece:
+                if source is not None:
                     found = done.get(source)
                     if found is None:
                         break
@@ -128,7 +131,7 @@ def _simulated_path(
     forward: Sequence[float], backward: Sequence[float], stages: int, micro_batches: int, hop_s: float
 ) -> Path:
     done = _simulated(forward, backward, stages, micro_batches, hop_s)
-    key: tuple[int, int, bool] | None = max(done, key=lambda one: done[one][0])
+    key: Action | None = max(done, key=lambda one: done[one][0])
     counts, hops = ([0] * len(forward), [0] * len(forward)), 0
     while key is not None:
         counts[key[2]][key[0]] += 1
@@ -159,3 +162,44 @@ def pipeline_s(
 ) -> float:
     """Seconds of all micro-batches through `stages` ranks."""
     return pipeline_path(forward, backward, stages, micro_batches, hop_s).seconds(forward, backward, hop_s)
+
+
+def pipelines_s(forward: Floats, backward: Floats, stages: int, micro_batches: int, hop_s: Floats) -> Floats:
+    """`pipeline_s` of many pipelines of one schedule: rows of `forward` and `backward` [pipelines, chunks]."""
+    if stages == 1:
+        return np.asarray(micro_batches * (forward.sum(axis=1) + backward.sum(axis=1)))
+    rounds = micro_batches // stages
+    if rounds <= 3:
+        return _all_simulated(forward, backward, stages, micro_batches, hop_s)
+    rest = micro_batches % stages
+    short = _all_simulated(forward, backward, stages, 2 * stages + rest, hop_s)
+    longer = _all_simulated(forward, backward, stages, 3 * stages + rest, hop_s)
+    return np.asarray(short + (rounds - 2) * (longer - short))
+
+
+def _all_simulated(forward: Floats, backward: Floats, stages: int, micro_batches: int, hop_s: Floats) -> Floats:
+    """When the last action ends. Which action waits for which is the same for all, so one walk serves all of them."""
+    done: dict[Action, Floats] = {}
+    clock = [np.zeros(len(forward)) for _ in range(stages)]
+    for action, source in walk(stages, forward.shape[1] // stages, micro_batches):
+        piece, _, is_backward = action
+        rank = piece % stages
+        now = clock[rank]
+        if source is not None:
+            now = np.maximum(now, done[source] + (hop_s if source[0] != piece else 0.0))
+        clock[rank] = done[action] = now + (backward if is_backward else forward)[:, piece]
+    return np.asarray(np.max(clock, axis=0))
+
+
+@lru_cache(maxsize=256)
+def walk(stages: int, chunks: int, micro_batches: int) -> tuple[tuple[Action, Action | None], ...]:
+    """All actions in an order in which each comes behind what it waits for, with that: every chunk 1 second long."""
+    done = _simulated([1.0] * (stages * chunks), [1.0] * (stages * chunks), stages, micro_batches, 0.0)
+    return tuple((action, _source(action, stages * chunks)) for action in done)
+
+
+def _source(action: Action, count: int) -> Action | None:
+    piece, micro, is_backward = action
+    if is_backward:
+        return (piece + 1, micro, True) if piece + 1 < count else (piece, micro, False)
+    return (piece - 1, micro, False) if piece else None

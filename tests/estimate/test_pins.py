@@ -28,7 +28,7 @@ def test_degrees_leave_the_rest_to_data() -> None:
 
 def test_what_is_not_pinned_is_told() -> None:
     found = layout_of({"tp": "4", "micro_batch": "2"}, devices=64, global_batch=128, seq_len=4096)
-    assert found.assumed == ("recompute = none", "overlap = grad_reduce+param_gather+p2p")
+    assert found.assumed == ("recompute = none", "overlap = grad_reduce+param_gather")
 
 
 def test_micro_batches_or_micro_batch() -> None:
