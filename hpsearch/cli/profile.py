@@ -101,18 +101,15 @@ def _import(
 
     sources = sources_of(nccl_tests, traces, collective=collective, group=group)
     put_into(folder, onto, sources)
-    made = table(f"Put into {folder}", "source", "what", "points", "smallest", "largest")
     for source in sources:
+        made = table(f"{source.text}: put into {folder}", "what", "points", "smallest", "largest")
         for c in source.curves:
-            low, high = seconds(c.seconds[0]), seconds(c.seconds[-1])
-            what = f"{c.kind} over {c.size} ranks {c.stride} apart"
-            made.add_row(
-                source.text, what, str(len(c.nbytes)), f"{c.nbytes[0]} B in {low}", f"{c.nbytes[-1]} B in {high}"
-            )
+            low, high = (f"{c.nbytes[i]} B in {seconds(c.seconds[i])}" for i in (0, -1))
+            made.add_row(f"{c.kind} over {c.size} ranks {c.stride} apart", str(len(c.nbytes)), low, high)
         for t in source.matmuls:
             low, high = (f"m={t.m[i]} at {t.flops_per_s[i] / 1e12:.4g} TFLOP/s" for i in (0, -1))
-            made.add_row(source.text, f"matmul {t.dtype} n={t.n} k={t.k}", str(len(t.m)), low, high)
-    show(made)
+            made.add_row(f"matmul {t.dtype} n={t.n} k={t.k}", str(len(t.m)), low, high)
+        show(made)
 
 
 def _measure(output: Path, quick: bool, sizes: tuple[int, ...], most_spread: float) -> None:

@@ -36,6 +36,7 @@ _FRACTION = (0.01, 1.0)
 _SHARE = (0.0, 1.0)
 _MATMUL_RATE = (1e5, 1e17)
 _TIME = (1e-7, 3600.0)
+_ARRIVAL = (0.0, 1.0)
 _STREAM_TIME = (1e-9, 100.0)
 _BUS_SHARE = (0.001, 1.6)
 """Bus bandwidth of a measured curve by the bandwidth of its link; above 1 where switches reduce in flight."""
@@ -156,6 +157,8 @@ def _device(device: DeviceEntry) -> Iterator[Complaint]:
         if number is not None:
             before += _number((*at, name), number, "fraction", _FRACTION, "an efficiency")
     before += _number((*at, "overlap_efficiency"), device.overlap_efficiency, "fraction", _SHARE, "a share")
+    if device.arrival is not None:
+        before += _number((*at, "arrival"), device.arrival, "time", _ARRIVAL, "ranks' coming late")
     if device.host_bandwidth is not None:
         before += _number((*at, "host_bandwidth"), device.host_bandwidth, "bandwidth", _HOST, "the link to the host")
     before += _peaks(device)

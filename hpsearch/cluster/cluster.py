@@ -25,7 +25,10 @@ from hpsearch.cluster.text import describe
 from hpsearch.cluster.tier import GroupShape, Tier, group_shape, packed
 from hpsearch.errors import ClusterError
 
-_PLAIN = (("wiring", "switch"), ("like", ""), ("protocols", ()), ("switches", None), ("switch_tree", None))
+_PLAIN: tuple[tuple[str, Any], ...] = (
+    ("wiring", "switch"), ("like", ""), ("protocols", ()), ("switches", None), ("switch_tree", None), ("stream", None),
+    ("arrival_s", 0.0),
+)  # fmt: skip
 """Fields that a digest passes over while they say nothing, so that older digests stay as they were."""
 
 

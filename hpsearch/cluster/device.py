@@ -66,6 +66,9 @@ class Device:
     matmul: tuple[MatmulTable, ...] = ()
     overlap_efficiency: float = 0.0
     """Share of a parameter gather or gradient reduction that compute running beside it hides; 0 where unmeasured."""
+    arrival_s: float = 0.0
+    """Seconds by which ranks come late to a collective that compute waits for: they share cores, or jitter. 0 where
+    unmeasured."""
     stream: StreamTable | None = None
     """Memory-bound kernels as measured; None: launch and bandwidth."""
 

@@ -105,6 +105,7 @@ def _device(entry: DeviceEntry) -> Device:
         launch_s=si(entry.launch, "time"),
         collective_launch_s=si(entry.collective_launch, "time"),
         overlap_efficiency=entry.overlap_efficiency.value,
+        arrival_s=0.0 if entry.arrival is None else si(entry.arrival, "time"),
         host_bytes_per_s=None if entry.host_bandwidth is None else si(entry.host_bandwidth, "bandwidth"),
         matmul=tuple(
             MatmulTable(t.dtype, t.n, t.k, t.m, _many(t.rate, "rate"), _basis(t.rate.kind)) for t in entry.matmul

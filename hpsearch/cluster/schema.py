@@ -132,6 +132,7 @@ class DeviceEntry(_Strict):
     launch: Number
     collective_launch: Number
     overlap_efficiency: Number
+    arrival: Number | None = None
     host_bandwidth: Number | None = None
     peak: dict[str, Number]
     matmul: tuple[MatmulEntry, ...] = ()

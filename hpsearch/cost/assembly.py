@@ -71,6 +71,10 @@ class Assembly:
     def total_s(self, collectives: tuple[Collective, ...]) -> float:
         return sum(self.collective_s(c) for c in collectives)
 
+    def on_path_s(self, collectives: tuple[Collective, ...]) -> float:
+        """Seconds of collectives that compute waits for: each also for the rank that comes last."""
+        return self.total_s(collectives) + len(collectives) * self.cluster.device.arrival_s
+
     def unary(self, key: NodeKey) -> Floats:
         node, m = self.space.nodes[key], self.job.micro_batches
         if node.kind == "op":
@@ -151,7 +155,7 @@ class Assembly:
                         self.layout(data_to, target),
                         self.mesh.sizes,
                     )
-                    price[i, j] = self.total_s(change)
+                    price[i, j] = self.on_path_s(change)
         return price
 
     def tp_change_s(self, name: str, edge: Edge, source: Placement, target: Placement) -> float:
@@ -163,7 +167,7 @@ class Assembly:
         whole = Placement("R")
         large = local_elements(value, self.rows, self.data_ranks, data, whole, 1) * ITEM_BYTES[value.dtype]
         nbytes = large // self.tp if kind == "all_to_all" else large
-        return self.collective_s(Collective(kind, "tp", nbytes))
+        return self.on_path_s((Collective(kind, "tp", nbytes),))
 
     def layout(self, data: Placement, tp: Placement) -> Layout:
         return Layout(tuple((axis, tp if axis == "tp" else data) for axis in self.mesh.names))

@@ -56,6 +56,7 @@ def describe_local(devices: int, memory_bytes: int, measured: dict[str, Any], wh
         collective_launch_s=smallest_s,
         attention_share=min(1.0, measured["attention_flops_per_s"] / peak),
         overlap=measured["overlap"],
+        arrival_s=0.0,
         matmuls=matmuls,
         curves=curves,
         tiers=(TierFigure("node", devices, "memory", rate, smallest_s),),
@@ -84,6 +85,7 @@ def _device(figures: Figures) -> DeviceEntry:
         launch=_number(figures.launch_s * 1e6, "us"),
         collective_launch=_number(figures.collective_launch_s * 1e6, "us"),
         overlap_efficiency=_number(figures.overlap, "fraction"),
+        arrival=_number(figures.arrival_s * 1e6, "us"),
         host_bandwidth=None if host is None else _number(host / 1e9, "GB/s"),
         peak={dtype: _number(rate / 1e9, "GFLOP/s") for dtype, rate in figures.peak.items()},
         matmul=tuple(

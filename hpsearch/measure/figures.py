@@ -53,6 +53,7 @@ class Figures:
     attention_share: float
     """Of the fp32 (or else first) peak."""
     overlap: float
+    arrival_s: float
     matmuls: tuple[MatmulFigure, ...]
     curves: tuple[CurveFigure, ...]
     tiers: tuple[TierFigure, ...]
@@ -90,6 +91,7 @@ def figures_of(samples: Samples, effort: Effort, tier_sizes: Sequence[int] = ())
         collective_launch_s=min((c.seconds[0] for c in curves), default=launch_s),
         attention_share=min(1.0, median(attention)),
         overlap=contention(samples).get("hidden", 0.0),
+        arrival_s=contention(samples).get("arrival_s", 0.0),
         matmuls=matmuls,
         curves=tuple(c for c in curves if c.kind in PRICED),
         tiers=tier_figures(samples, curves, _sizes(samples, tier_sizes)),
@@ -123,9 +125,22 @@ def curve_figures(found: Sequence[Point], best: Mapping[str, float]) -> tuple[Cu
         if point.kind in (*PRICED, "broadcast"):
             curves.setdefault(point.curve, []).append(point)
     return tuple(
-        CurveFigure(ps[0].kind, *ps[0].shape, tuple(p.nbytes for p in ps), tuple(best[p.key] for p in ps))
+        CurveFigure(
+            ps[0].kind, *ps[0].shape, tuple(p.nbytes for p in ps), no_longer_than_larger([best[p.key] for p in ps])
+        )
         for ps in curves.values()
     )
+
+
+def no_longer_than_larger(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Seconds by growing bytes without what noise added: a message takes no longer than any larger one did.
+
+    What else a machine does only ever adds, so the larger messages are repeats that bound the smaller ones.
+    """
+    found: list[float] = []
+    for value in reversed(seconds):
+        found.append(min(value, found[-1]) if found else value)
+    return tuple(reversed(found))
 
 
 def _matmuls(found: Sequence[Point], best: Mapping[str, float]) -> tuple[MatmulFigure, ...]:
@@ -164,7 +179,7 @@ def contention(samples: Samples) -> dict[str, float]:
     found = [sample.more["shares"] for sample in samples.passes("overlap")]
     if not found:
         return {}
-    least = {"hidden": min(s["hidden"] for s in found)}
+    least = {name: min(s[name] for s in found) for name in ("hidden", "arrival_s")}
     return least | {name: median(s[name] for s in found) for name in ("compute_slowdown", "communication_slowdown")}
 
 

@@ -18,7 +18,7 @@ from hpsearch.measure.points import Effort, Point, pair_rounds
 Call = Callable[[], object]
 SHORT_ROUNDS = 10
 """Of a call that several ranks do together."""
-RING_BYTES = 24 * 2**20
+RING_BYTES = 16 * 2**20
 DEVICE_RING_BYTES = 512 * 2**20
 """More than the caches of a core with its share of a processor's last level, and those of an accelerator."""
 MOST_SETS = 96
@@ -97,13 +97,14 @@ class Bench:
         rounds = max(2, min(rounds, round(budget_s / (once * count))))
         return self.slowest([self.round_s(call, count) for _ in range(rounds)])
 
-    def cpu_rounds_s(self, call: Call) -> tuple[list[float], list[float]]:
+    def cpu_rounds_s(self, call: Call, budget_s: float | None = None) -> tuple[list[float], list[float]]:
         """(Seconds of a call, seconds on the wall) in each round, of a call that computes on processor cores.
 
         CPU seconds, to which other programs add nothing, times the ranks that share a core; all ranks compute at once.
         """
         call()
-        count, _ = self._calls_for(call, self.effort.budget_s / self.effort.rounds)
+        budget_s = self.effort.compute_s if budget_s is None else budget_s
+        count, _ = self._calls_for(call, budget_s / self.effort.rounds)
         wall, own = zip(*(self._timed(call, count) for _ in range(self.effort.rounds)), strict=True)
         crowd = ranks_a_core(self.ranks_here)
         found = self.slowest([crowd * seconds / torch.get_num_threads() for seconds in own] + list(wall))

@@ -56,7 +56,7 @@ def read_nccl_tests(
     size = ranks or found
     if size < 2:
         raise ClusterError(
-            file, f"expected at least two ranks, but found {found} lines '#  Rank …'", "Say how many with --ranks."
+            file, f"expected at least two ranks, but found {found} lines '#  Rank …'", "Say how many with --group."
         )
     name = _kind(text, kind, file)
     for row in rows:

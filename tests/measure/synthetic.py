@@ -49,7 +49,7 @@ def sample(pass_index: int, point: Point, hosts: list[str], noise: random.Random
         return 1 + 0.2 * noise.random() if noise else 1.0
 
     if point.kind == "overlap":
-        shares = {"hidden": 0.25, "compute_slowdown": 1.5, "communication_slowdown": 2.0}
+        shares = {"hidden": 0.25, "arrival_s": 3e-4, "compute_slowdown": 1.5, "communication_slowdown": 2.0}
         return Sample(pass_index, point.key, (1.0,), {"shares": shares})
     if point.kind == "pair":
         pairs = []

@@ -78,6 +78,7 @@ def test_a_profile_prices_what_it_measured(tmp_path: Path) -> None:
     assert cluster.memory_bound_s(2097152) == pytest.approx(cold + 1e-6 + 2097152 / synthetic.STREAM_BYTES_PER_S)
     assert cluster.launch_s == pytest.approx(synthetic.LAUNCH_S)
     assert cluster.device.overlap_efficiency == 0.25
+    assert cluster.device.arrival_s == pytest.approx(3e-4)
     assert cluster.device.memory_bytes == 4 * 10**9
 
 
@@ -246,7 +247,7 @@ def test_what_changed_between_two_profiles(tmp_path: Path) -> None:
 TINY = """
 import sys
 from hpsearch.measure import points, profile
-tiny = points.Effort("quick", (512, 4096), (4096,), (16,), 1.0, 0.002, 2, 2, 0.0)
+tiny = points.Effort("quick", (512, 4096), (4096,), (16,), 1.0, 0.002, 0.002, 2, 2, 0.0)
 points.QUICK = profile.EFFORTS["quick"] = tiny
 points.MATMUL_SHAPES = ((64, 64),)
 from hpsearch.cli import main
