@@ -144,8 +144,9 @@ def _price_core(work: Work, layout: ParallelLayout, cluster: Cluster, forward: F
         return
     product = work.core_flops / (device.peak_flops_per_s("bfloat16") * device.matmul_efficiency * SCORE_MATMUL)
     stream = device.memory_bytes_per_s * device.memory_efficiency
-    forward[CORE] += product
-    backward[CORE] += 2 * product
+    beyond = max(product - work.product_bytes / stream, 0.0)
+    forward[CORE] += beyond
+    backward[CORE] += 2 * beyond
     forward[MOVED] += work.core_bytes / stream
     more = SCORE_BACKWARD[layout.dropout] if layout.fused_softmax else SCORE_BACKWARD_BY_OPS
     backward[MOVED] += more * work.core_bytes / stream
@@ -157,7 +158,8 @@ dropout 5 more. Backward: probabilities read, their gradient written, softmax 6,
 SCORE_BACKWARD_BY_OPS = 1.25
 """The same where mask, scale and softmax are kernels of their own, most of whose bytes are forward."""
 SCORE_MATMUL = 0.6
-"""Share of a large matmul's rate that the narrow batched products of unfused attention reach."""
+"""Share of a large matmul's rate that the narrow batched products of unfused attention reach, if the bytes of the score
+matrix take no longer."""
 
 
 def _price_links(work: Work, layout: ParallelLayout, cluster: Cluster, forward: Floats, backward: Floats) -> None:

@@ -30,6 +30,8 @@ class Work:
     """Attention core, forward; the causal half where the kernel computes only it."""
     core_bytes: float = 0.0
     """What the attention core reads and writes, forward; the score matrix too when it is written out."""
+    product_bytes: float = 0.0
+    """Of those, what the two products of a written score matrix write and read while they compute."""
     core_sequence: float = 0.0
     """Tokens one query attends to, on average, times local query tokens: kernels are less efficient on few."""
     moved_forward: float = 0.0
@@ -158,6 +160,7 @@ def add_core(work: Work, shape: ModelShape, layout: ParallelLayout, q_local: flo
     dropped = 1 if layout.dropout else 0
     passes = (8 + 5 * dropped) if layout.fused_softmax else (30 + 7 * dropped)
     work.core_bytes += passes * scores
+    work.product_bytes += 4 * scores
     work.kernels_forward += 3 if layout.fused_softmax else 8
     work.kernels_backward += 6 if layout.fused_softmax else 12
     kept = (2.0 if layout.fused else 4.0 if layout.fused_softmax else 6.0) + 3 * dropped

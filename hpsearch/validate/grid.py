@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,10 @@ from hpsearch.estimate.shape import transformer
 
 CLUSTER, VOCAB = "a100-sxm-selene", 51200
 COLUMNS = ("devices", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq_len", "tp", "dp", "pp")
-FREE = ("linear", "moved", "links", "kernel_s", "step_s")
-"""Five numbers: small models wait for the host, so its time per kernel is one of them."""
+FREE = ("linear", "moved", "links", "kernel_s")
+"""Small models wait for the host, so its time per kernel is one of them."""
+STEP_S = 5e-3
+"""Once a step: a benchmark reads no data and logs nothing; the gradient norm and the optimizer's issue are left."""
 LAYOUTS = 3
 """Fewest layouts among which a best one is worth choosing."""
 
@@ -87,7 +89,7 @@ def calibration_points(steps: Sequence[Step]) -> list[Step]:
 
 def predicted_s(steps: Sequence[Step]) -> list[float]:
     """Of every step, from calibration steps of other widths alone."""
-    prior, numbers = efficiency_of("A100"), dict[int, Efficiency]()
+    prior, numbers = replace(efficiency_of("A100"), step_s=STEP_S), dict[int, Efficiency]()
     for width in sorted({step.numbers["hidden"] for step in steps}):
         points = calibration_points([step for step in steps if step.numbers["hidden"] != width])
         fitted = fit([one.priced for one in points], [one.seconds for one in points], prior=prior, free=FREE)
