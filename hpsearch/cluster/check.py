@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 
 from hpsearch.cluster.curve import bus_factor
 from hpsearch.cluster.device import ITEM_BYTES
+from hpsearch.cluster.efficiency import NAMES
 from hpsearch.cluster.schema import ClusterFile, CurveEntry, DeviceEntry, Number, Numbers, TierEntry
 from hpsearch.cluster.units import LINKS, UNITS, Complaint, check_range, in_unit
 
@@ -38,6 +39,7 @@ _MATMUL_RATE = (1e5, 1e17)
 _TIME = (1e-7, 3600.0)
 _ARRIVAL = (0.0, 1.0)
 _STREAM_TIME = (1e-9, 100.0)
+_EFFICIENCY = {"factor": (0.1, 10.0), "time": (1e-8, 60.0)}
 _BUS_SHARE = (0.001, 1.6)
 """Bus bandwidth of a measured curve by the bandwidth of its link; above 1 where switches reduce in flight."""
 _OUTER_LATENCY = 0.5
@@ -49,6 +51,7 @@ def complaints(entry: ClusterFile) -> list[Complaint]:
     """Everything wrong with the file; empty when it can be believed."""
     found = list(_sources(entry))
     found += _device(entry.device)
+    found += _efficiency(entry)
     for index, tier in enumerate(entry.tiers):
         inner = entry.tiers[index - 1].size.value if index else 1.0
         found += _tier(("tiers", index), tier, inner)
@@ -105,7 +108,7 @@ def _finite(path: Path, value: float, positive: bool) -> Iterator[Complaint]:
 def _sources(entry: ClusterFile) -> Iterator[Complaint]:
     """Every source is a URL, a key of [sources], and every key leads to a URL or says it was measured here."""
     for key, text in entry.sources.items():
-        if not text.startswith(("https://", "http://", "measured by ")):
+        if not text.startswith(("https://", "http://", "measured by ", "fitted to ")):
             yield Complaint(
                 ("sources", key), f"expected a URL, but found {text!r}", "Name the page the numbers stand on."
             )
@@ -124,6 +127,8 @@ def _all_numbers(entry: ClusterFile) -> Iterator[tuple[Path, Number | Numbers]]:
             yield ("device", name), value
     for dtype, value in entry.device.peak.items():
         yield ("device", "peak", dtype), value
+    for name, value in entry.efficiency.items():
+        yield ("efficiency", name), value
     for i, table in enumerate(entry.device.matmul):
         yield ("device", "matmul", i, "rate"), table.rate
     if entry.device.stream:
@@ -176,6 +181,20 @@ def _device(device: DeviceEntry) -> Iterator[Complaint]:
         yield from _growing((*at, "stream", "nbytes"), device.stream.nbytes)
         count = len(device.stream.nbytes)
         yield from _numbers((*at, "stream", "time"), device.stream.time, count, "time", _STREAM_TIME, "one kernel")
+
+
+def _efficiency(entry: ClusterFile) -> Iterator[Complaint]:
+    """Numbers of the cost model, by its names; factors near one, seconds of the host."""
+    for name, number in entry.efficiency.items():
+        at: Path = ("efficiency", name)
+        if name not in NAMES:
+            yield Complaint(at, f"expected one of {', '.join(NAMES)}, but found {name!r}", "Correct the name.")
+            continue
+        dimension = "time" if name.endswith("_s") else "factor"
+        yield from _number(at, number, dimension, _EFFICIENCY[dimension], "an efficiency")
+        if not 0 <= number.error < inf:
+            problem = f"expected a standard error of 0 or more, but found {number.error:g}"
+            yield Complaint((*at, "error"), problem, "Write the error of the log.")
 
 
 def _peaks(device: DeviceEntry) -> Iterator[Complaint]:

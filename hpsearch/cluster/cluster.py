@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from hpsearch.cluster.curve import COLLECTIVES, Curve, Floats
 from hpsearch.cluster.device import Device
 from hpsearch.cluster.dispatch import Routing, dispatch_ways
+from hpsearch.cluster.efficiency import OwnNumber
 from hpsearch.cluster.find import find
 from hpsearch.cluster.read import Fact, read
 from hpsearch.cluster.route import Links, Price, Way, cheapest, ways
@@ -41,6 +42,8 @@ class Cluster:
     """From the innermost to the outermost; the last holds every device."""
     summary: str = field(default="", compare=False)
     facts: tuple[Fact, ...] = field(default=(), compare=False, repr=False)
+    efficiency: tuple[OwnNumber, ...] = ()
+    """Fitted to runs on this cluster (`hpsearch calibrate`), in place of the device generation's."""
 
     def __post_init__(self) -> None:
         check_devices(self.name, self.devices, self.tiers)
@@ -56,7 +59,8 @@ class Cluster:
         found = read(path.read_text(encoding="utf-8"), str(path))
         check_devices(found.name, devices, found.tiers)
         return Cluster(
-            found.name, devices, found.device, packed(found.tiers, devices), found.summary, found.facts
+            found.name, devices, found.device, packed(found.tiers, devices), found.summary, found.facts,
+            found.efficiency,
         )  # fmt: skip
 
     def collective(self, kind: str, nbytes: float, size: int, stride: int) -> Price:
@@ -135,6 +139,8 @@ class Cluster:
         """sha256 over everything a price can depend on, device count included; not over wording and sources."""
         content = {"name": self.name, "devices": self.devices, "device": _told(self.device)}
         content["tiers"] = [_told(tier) for tier in self.tiers]
+        if self.efficiency:
+            content["efficiency"] = [asdict(number) for number in self.efficiency]
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ and kept in `cost_models/efficiency.toml` with what they leave unexplained; none
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -73,19 +74,37 @@ def content() -> dict[str, dict[str, Any]]:
     return tomllib.loads((cost_models() / FILE_NAME).read_text(encoding="utf-8"))
 
 
-def efficiency_of(device: str) -> Efficiency:
-    """The fitted numbers of this device's generation, with the device's clock; those of `other` where nobody ran."""
+@dataclass(frozen=True)
+class OwnNumber:
+    """One number of a cluster's own."""
+
+    name: str
+    value: float
+    error: float
+    """Standard error of its log."""
+
+
+def efficiency_of(device: str, own: Sequence[OwnNumber] = ()) -> Efficiency:
+    """The fitted numbers of this device's generation, with the device's clock; those of `other` where nobody ran.
+
+    `own`: numbers of the cluster, which count more.
+    """
     generations, devices = content()["generation"], content()["device"]
     table = generations.get(generation(device), generations["other"]) | devices.get(device_kind(device), {})
-    return replace(Efficiency(), **{name: float(entry["value"]) for name, entry in table.items()})
+    values = {name: float(entry["value"]) for name, entry in table.items()} | {n.name: n.value for n in own}
+    return replace(Efficiency(), **values)
 
 
-def doubts_of(device: str) -> dict[str, float]:
-    """Standard deviation of the log of each number that nothing was fitted to for this device: its prior's spread.
+def doubts_of(device: str, own: Sequence[OwnNumber] = ()) -> dict[str, float]:
+    """Standard deviation of the log of each number that nothing was fitted to for this device: its prior's spread; of
+    the cluster's `own` numbers their standard error.
 
-    What fitted numbers are wrong by is in the residuals of the runs they were fitted to.
+    What other fitted numbers are wrong by is in the residuals of the runs they were fitted to.
     """
     generations, devices = content()["generation"], content()["device"]
     table = generations.get(generation(device), generations["other"])
     found = {name: SPREAD[name] for name, entry in table.items() if entry["kind"] != "fitted"}
-    return found if device_kind(device) in devices else found | {"clock": SPREAD["clock"]}
+    clock = {} if device_kind(device) in devices else {"clock": SPREAD["clock"]}
+    if {"linear", "linear_low"} & {number.name for number in own}:
+        clock = {}
+    return found | clock | {number.name: number.error for number in own}

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from hpsearch.cluster.check import complaints
 from hpsearch.cluster.curve import Curve, bus_factor
 from hpsearch.cluster.device import Device, MatmulTable, StreamTable
+from hpsearch.cluster.efficiency import OwnNumber
 from hpsearch.cluster.lines import line_of, line_of_paths, path_text
 from hpsearch.cluster.protocol import Protocol, Switches, SwitchTree
 from hpsearch.cluster.schema import (
@@ -49,6 +50,7 @@ class Description:
     device: Device
     tiers: tuple[Tier, ...]
     facts: tuple[Fact, ...]
+    efficiency: tuple[OwnNumber, ...] = ()
 
 
 def read(text: str, file: str) -> Description:
@@ -57,7 +59,8 @@ def read(text: str, file: str) -> Description:
     found = complaints(entry)
     if found:
         raise _error(found, text, file)
-    return Description(entry.name, entry.summary, _device(entry.device), tuple(map(_tier, entry.tiers)), facts(entry))
+    tiers, own = tuple(map(_tier, entry.tiers)), _efficiency(entry)
+    return Description(entry.name, entry.summary, _device(entry.device), tiers, facts(entry), own)
 
 
 def parse(text: str, file: str) -> ClusterFile:
@@ -112,6 +115,13 @@ def _device(entry: DeviceEntry) -> Device:
         ),
         stream=None if entry.stream is None else StreamTable(entry.stream.nbytes, _many(entry.stream.time, "time")),
     )
+
+
+def _efficiency(entry: ClusterFile) -> tuple[OwnNumber, ...]:
+    def in_si(name: str, number: Number) -> float:
+        return si(number, "time" if name.endswith("_s") else "factor")
+
+    return tuple(OwnNumber(name, in_si(name, n), n.error) for name, n in sorted(entry.efficiency.items()))
 
 
 def _tier(entry: TierEntry) -> Tier:
@@ -188,6 +198,7 @@ def facts(entry: ClusterFile) -> tuple[Fact, ...]:
     found += [one(f"device.peak.{dtype}", n) for dtype, n in entry.device.peak.items()]
     found += [one(f"device.matmul {t.dtype} n={t.n} k={t.k}", t.rate) for t in entry.device.matmul]
     found += [one("device.stream", entry.device.stream.time)] if entry.device.stream else []
+    found += [one(f"efficiency.{name}", n) for name, n in entry.efficiency.items()]
     for tier in entry.tiers:
         found += [one(f"{tier.name}.{name}", n) for name, n in tier if isinstance(n, Number | Numbers)]
         for p in tier.protocols:

@@ -140,6 +140,13 @@ class DeviceEntry(_Strict):
     """Left out where only `memory_bandwidth` is known."""
 
 
+class EfficiencyEntry(Number):
+    """One number of `hpsearch.cluster.efficiency.Efficiency`, fitted to runs on this cluster."""
+
+    error: Value = 0.0
+    """Standard error of its log."""
+
+
 class ClusterFile(_Strict):
     schema_version: Literal["hpsearch.cluster/1"]
     name: str
@@ -147,3 +154,5 @@ class ClusterFile(_Strict):
     sources: dict[str, str] = {}
     device: DeviceEntry
     tiers: Annotated[tuple[TierEntry, ...], Field(min_length=1)]
+    efficiency: dict[str, EfficiencyEntry] = {}
+    """Numbers that take the place of the device generation's."""

@@ -16,6 +16,7 @@ UNITS: dict[str, dict[str, float]] = {
     "rate": {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "PFLOP/s": 1e15, "FLOP/s": 1.0},
     "fraction": {"fraction": 1.0},
     "count": {"devices": 1.0},
+    "factor": {"times the table": 1.0},
 }  # fmt: skip
 """Dimension → unit → factor to SI, likeliest unit first."""
 

@@ -7,6 +7,7 @@ import json
 from hpsearch.cluster.schema import (
     ClusterFile,
     DeviceEntry,
+    EfficiencyEntry,
     Number,
     Numbers,
     ProtocolEntry,
@@ -23,6 +24,8 @@ def write(entry: ClusterFile) -> str:
     lines += _device(entry.device)
     for tier in entry.tiers:
         lines += _tier(tier)
+    if entry.efficiency:
+        lines += ["", "[efficiency]", *(f"{name} = {_value(number)}" for name, number in entry.efficiency.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -67,6 +70,7 @@ def _value(number: Number | Numbers) -> str:
     """An inline table; floats are written so that they read back equal."""
     first = f"value = {number.value!r}" if isinstance(number, Number) else f"values = {list(number.values)!r}"
     rest = [f"{name} = {_text(getattr(number, name))}" for name in ("unit", "kind", "source")]
+    rest += [f"error = {number.error!r}"] if isinstance(number, EfficiencyEntry) and number.error else []
     note = [f"note = {_text(number.note)}"] if number.note else []
     return f"{{ {', '.join([first, *rest, *note])} }}"
 

@@ -65,7 +65,7 @@ def _how_to_write(path: tuple[str | int, ...]) -> str:
 def _nearest(path: tuple[str | int, ...]) -> str:
     """What the unknown name may have meant."""
     table = tuple(part for part in path[:-1] if isinstance(part, str))
-    model = _TABLES.get(table, schema.Number)
+    model = _TABLES.get(table, schema.EfficiencyEntry if table[:1] == ("efficiency",) else schema.Number)
     known = list(model.model_fields)
     near = difflib.get_close_matches(str(path[-1]), known, n=1)
     return f"Did you mean {near[0]!r}?" if near else f"Known here: {', '.join(known)}."

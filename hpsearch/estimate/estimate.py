@@ -139,8 +139,8 @@ def estimate(
 ) -> Estimate:
     """Step seconds and peak bytes of `layout` on `cluster`; efficiencies of its device generation unless given."""
     priced = price(shape, layout, cluster)
-    seconds, parts = priced.step(efficiency or efficiency_of(cluster.device.name))
-    low, high = band(seconds, parts, doubts_of(cluster.device.name), layout.low_precision)
+    seconds, parts = priced.step(efficiency or efficiency_of(cluster.device.name, cluster.efficiency))
+    low, high = band(seconds, parts, doubts_of(cluster.device.name, cluster.efficiency), layout.low_precision)
     return Estimate(seconds, parts, memory(shape, layout), low, high)
 
 
