@@ -16,6 +16,7 @@ from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency, doubts_of, efficiency_of
 from hpsearch.estimate.band import STATED, band
 from hpsearch.estimate.memory import Memory, memory
+from hpsearch.estimate.optimizer import orthogonal_s, traffic_bytes
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.pipeline import Path, pipeline_path
 from hpsearch.estimate.price import HOST, KINDS, Floats, Seconds, scales, work_seconds
@@ -23,8 +24,6 @@ from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.stages import Chunk, chunks
 from hpsearch.estimate.work import Work, block_work, embedding, head
 
-OPTIMIZER_BYTES = 44.0
-"""Read and written for one parameter: norm and scale 8, both moments 16, master copy 8, gradient 8, weight 4."""
 HOST_POWER = 3.0
 """How sharply the longer of device and host wins: t = (device^p + host^p)^(1/p)."""
 
@@ -256,7 +255,10 @@ def _once(
                     gather += cluster.collective("all_gather", 2 * params, ranks, stride).seconds
                 else:
                     reduce += cluster.collective("all_reduce", layout.grad_bytes * params, ranks, stride).seconds
-        found = (reduce, gather, OPTIMIZER_BYTES * held / stream)
+        update = traffic_bytes(layout) * held / stream
+        if layout.optimizer == "muon":
+            update += orthogonal_s(shape, layout, cluster, cut[rank :: layout.pp])
+        found = (reduce, gather, update)
         if sum(found) > sum(worst):
             worst = found
     return worst

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hpsearch.estimate.optimizer import matrices, moment_bytes
 from hpsearch.estimate.parallel import ParallelLayout
-from hpsearch.estimate.shape import ModelShape, kind_of
+from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.stages import Chunk, chunks
 from hpsearch.estimate.work import Work, block_work, head
 
@@ -23,8 +24,8 @@ RESERVE = 0.02
 """Of all tensors: what the allocator holds beyond them."""
 HOLES = 0.05
 """Of activations, besides, with segments of fixed size: blocks of many sizes that come and go leave holes."""
-MASTER_BYTES, MOMENT_BYTES = 4.0, 8.0
-"""fp32 master copy, and the two fp32 moments of Adam, of one parameter."""
+MASTER_BYTES = 4.0
+"""fp32 master copy of one parameter."""
 GATHERED_LAYERS = 2
 """Layers whose parameters stand gathered at once under full sharding: the one at work and the next."""
 COPIED_LAYERS = 2
@@ -193,37 +194,20 @@ def states(layout: ParallelLayout, dense: float, expert: float, adapters: float 
         weights += 0.0 if layout.fsdp and layout.zero >= 3 else 2 * params / (shards if layout.zero >= 3 else 1)
         each = MASTER_BYTES if layout.fsdp else layout.grad_bytes
         gradients += each * params / (shards if layout.zero >= 2 else 1)
-        optimizer += (MASTER_BYTES + MOMENT_BYTES) * params / (shards if layout.zero >= 1 else 1)
+        optimizer += (MASTER_BYTES + moment_bytes(layout)) * params / (shards if layout.zero >= 1 else 1)
     return weights, gradients, optimizer
 
 
 def adapter_params(shape: ModelShape, layout: ParallelLayout, block: str) -> float:
     """Low-rank adapters of one block on one device: rank·(inputs + outputs) of each linear. The half that meets a
     dim which tp cuts is cut with it. Routers and state-space blocks have none."""
-    shape, block = shape.of(block), kind_of(block)
-    h, t = shape.hidden, layout.tp
-    if block == "attention":
-        if shape.mla is not None:
-            m, up = shape.mla, shape.heads * (shape.mla.qk_nope + shape.mla.v_dim)
-            query = [(h, m.q_lora), (m.q_lora, shape.q_width / t)] if m.q_lora else [(h, shape.q_width / t)]
-            sides = [*query, (h, m.kv_lora + m.qk_rope), (m.kv_lora, up / t), (shape.v_width / t, h)]
-        else:
-            sides = [(h, shape.q_width / t), (h, shape.kv_width / t), (h, shape.kv_width / t), (shape.v_width / t, h)]
-    elif block == "mlp":
-        sides = [(h, shape.ffn / t)] * (3 if shape.gated else 2)
-    elif block == "moe":
-        mats = 3 if shape.moe_gated else 2
-        sides = [(h, shape.shared_ffn / t)] * (mats if shape.shared_ffn else 0)
-        sides += [(shape.expert_width, shape.moe_ffn / layout.etp)] * int(mats * shape.experts / layout.ep)
-    else:
-        sides = []
-    return LORA_RANK * float(sum(inputs + outputs for inputs, outputs in sides))
+    return LORA_RANK * float(sum(inputs + outputs for inputs, outputs in matrices(shape, layout, block)))
 
 
 def _update(layout: ParallelLayout, optimizer: float) -> float:
     """Temporaries of the update: fp32 copies of gradients that are kept in 16 bit; the square root of second moments
     is taken in place."""
-    share = MASTER_BYTES / (MASTER_BYTES + MOMENT_BYTES)
+    share = MASTER_BYTES / (MASTER_BYTES + moment_bytes(layout))
     return optimizer * share if layout.grad_bytes < MASTER_BYTES and not layout.fsdp else 0.0
 
 

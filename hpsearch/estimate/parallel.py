@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hpsearch.errors import LegalityError
 
 RECOMPUTE = ("none", "selective", "full")
+OPTIMIZERS = ("adamw", "muon", "momentum", "sgd")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class ParallelLayout:
     """Share of layers that a full recompute covers."""
     precision: str = "bf16"
     """bf16, fp16, fp8, mxfp8 or nvfp4: of the matmuls of linear layers. Everything else is 16 bit."""
+    optimizer: str = "adamw"
+    """adamw, muon, momentum or sgd."""
+    moment_element_bytes: int = 4
+    """Bytes of one element of a moment: 4, 2, or 1 in 8-bit optimizers."""
     grad_bytes: int = 4
     """Bytes of one element of the accumulated gradient, and of its reduction."""
     flash: bool = True

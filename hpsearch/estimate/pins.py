@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpsearch.errors import LegalityError
-from hpsearch.estimate.parallel import RECOMPUTE, ParallelLayout
+from hpsearch.estimate.parallel import OPTIMIZERS, RECOMPUTE, ParallelLayout
 from hpsearch.estimate.shape import ModelShape, kind_of
 
 PARTS = ("attention", "mlp", "moe", "activation", "norm", "mla_up", "ops")
@@ -53,6 +53,8 @@ def layout_of(
         sp=reader.flag("sp", tp > 1) and tp > 1, cp_kind=reader.one_of("cp_kind", "ring", CP_KINDS, told=cp > 1),
         zero=zero, fsdp=zero == 3, shard_ranks=shard_ranks, recompute=recompute, recompute_parts=parts,
         recompute_share=share, precision=reader.one_of("precision", precision, PRECISIONS, told=False),
+        optimizer=reader.one_of("optimizer", "adamw", OPTIMIZERS, told=False),
+        moment_element_bytes=reader.number("moment_bytes", 4, (1, 2, 4)),
         grad_bytes=reader.number("grad_bytes", 2 if zero == 3 else 4, (2, 4)), flash=reader.flag("flash", True),
         fused=reader.flag("fused", True), dropout=reader.flag("dropout", False),
         dedup=reader.flag("dedup", True, told=False), lora=reader.flag("lora", False),
@@ -66,8 +68,8 @@ def layout_of(
 
 NAMES = (
     "tp", "pp", "cp", "ep", "etp", "vpp", "dp_shard", "dp_replicate", "zero", "micro_batch", "micro_batches", "sp",
-    "cp_kind", "recompute", "precision", "grad_bytes", "overlap", "flash", "fused", "dropout", "dedup", "graphed",
-    "lora", "offload",
+    "cp_kind", "recompute", "precision", "optimizer", "moment_bytes", "grad_bytes", "overlap", "flash", "fused",
+    "dropout", "dedup", "graphed", "lora", "offload",
 )  # fmt: skip
 
 
