@@ -130,7 +130,7 @@ def test_memory_by_family_counts_every_run(found: list[Predicted]) -> None:
 def test_json_is_the_agreed_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(ROWS), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert set(figures) == {"step_time", "memory", "sweeps", "families"}
+    assert set(figures) == {"step_time", "memory", "sweeps", "families", "band"}
     assert set(figures["step_time"]) == {"rows", "predicted", "median", "p90", "bias"}
     assert set(figures["sweeps"]) == {"spearman_median", "regret_median", "regret_worst"}
 
