@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -34,9 +33,6 @@ class Graph:
                 return None
             value = step.inputs[0]
         return value if self.piece.values[value].role == "param" else None
-
-    def consumers(self, value: str) -> Iterator[Op]:
-        return (op for op in self.ops if value in op.inputs)
 
 
 def is_product(op: Op) -> bool:
@@ -182,7 +178,3 @@ def linear_sides(graph: Graph, op: Op) -> tuple[float, int, int] | None:
         n = weight[0] if op.kind == "conv" else graph.piece.values[op.outputs[0]].fixed[-1]
     rows = made / n
     return rows, n, max(round(flops / (2 * rows * n)), 1) if rows else 1
-
-
-def names(ops: Iterable[Op]) -> frozenset[str]:
-    return frozenset(op.name for op in ops)
