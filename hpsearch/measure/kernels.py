@@ -16,7 +16,7 @@ from hpsearch.errors import InternalError
 from hpsearch.measure.points import Effort, Point, pair_rounds
 
 Call = Callable[[], object]
-SHORT_ROUNDS = 10
+SHORT_ROUNDS = 6
 """Of a call that several ranks do together."""
 RING_BYTES = 16 * 2**20
 DEVICE_RING_BYTES = 512 * 2**20
@@ -52,6 +52,7 @@ class Bench:
     """Ranks on this host."""
     _shape: tuple[int, ...] = ()
     _group: Any = None
+    _counts: dict[str, tuple[int, float]] = field(default_factory=dict)
     _pairs: tuple[tuple[tuple[int, int], ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,14 +87,17 @@ class Bench:
         self.wait()
         return (time.perf_counter() - start) / count, (time.process_time() - cpu) / count
 
-    def rounds_s(self, call: Call, budget_s: float | None = None) -> list[float]:
+    def rounds_s(self, call: Call, budget_s: float | None = None, key: str = "") -> list[float]:
         """Seconds of one call in each round, on the slowest rank; as many calls a round on every rank.
 
         Many short rounds: what else a machine does spoils a long round for sure, and leaves some short ones alone.
+        `key`: what is measured, where it will be again: how many calls make a round is then found out once.
         """
         rounds, budget_s = SHORT_ROUNDS, self.effort.budget_s if budget_s is None else budget_s
         call()
-        count, once = self._calls_for(call, budget_s / rounds)
+        if key not in self._counts:
+            self._counts[key] = self._calls_for(call, budget_s / rounds)
+        count, once = self._counts[key] if key else self._counts.pop(key)
         rounds = max(2, min(rounds, round(budget_s / (once * count))))
         return self.slowest([self.round_s(call, count) for _ in range(rounds)])
 

@@ -40,6 +40,8 @@ class Effort:
     rounds: int
     passes: int
     """Times that everything is measured; what changes between passes is the repeatability."""
+    more_passes: int
+    """Of collectives alone, which other programs disturb most: they should be seen at several times."""
     again_s: float
     """Until when, in seconds since the start, points on which two passes disagree are measured once more."""
 
@@ -54,6 +56,7 @@ QUICK = Effort(
     compute_s=0.009,
     rounds=3,
     passes=2,
+    more_passes=3,
     again_s=42.0,
 )
 FULL = Effort(
@@ -66,6 +69,7 @@ FULL = Effort(
     compute_s=0.2,
     rounds=5,
     passes=2,
+    more_passes=1,
     again_s=3600.0,
 )
 

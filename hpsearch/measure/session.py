@@ -19,7 +19,7 @@ from hpsearch.measure.contention import shares
 from hpsearch.measure.kernels import SHORT_ROUNDS, Bench, call_of, message, ranks_a_core, usable_cores
 from hpsearch.measure.launch import PRICED, blocks, cold_cpu_s
 from hpsearch.measure.local import memory_bytes
-from hpsearch.measure.points import COMPUTE, Effort, Place, Point, points
+from hpsearch.measure.points import COLLECTIVES, COMPUTE, Effort, Place, Point, points
 from hpsearch.measure.samples import Sample, Samples
 from hpsearch.run.launch import is_first, local_device, start, together
 
@@ -39,18 +39,22 @@ class Work:
 
 
 def work_list(place: Place, effort: Effort) -> list[Work]:
-    return [Work(p, point) for p in range(effort.passes) for point in points(place, effort)]
+    everything = list(points(place, effort))
+    found = [Work(p, point) for p in range(effort.passes) for point in everything]
+    together = [point for point in everything if point.kind in COLLECTIVES]
+    return found + [Work(effort.passes + p, point) for p in range(effort.more_passes) for point in together]
 
 
 def disagreeing(place: Place, effort: Effort, done: dict[tuple[int, str], tuple[float, ...]]) -> list[Work]:
-    """The points whose best rounds differ between the passes, the worst first, to be measured in one pass more."""
+    """The points whose best two passes differ, the worst first, to be measured in one pass more."""
     found = []
     for order, point in enumerate(points(place, effort)):
-        keys = [(p, point.key) for p in range(effort.passes)]
-        best = [min(done[key]) for key in keys if done.get(key)]
-        extra = effort.passes, point.key
-        if len(best) > 1 and max(best) > (1 + AGREES) * min(best) and extra not in done and point.kind != "pair":
-            found.append((-max(best) / min(best), order, Work(effort.passes, point)))
+        last = effort.passes + effort.more_passes
+        best = sorted(min(done[p, point.key]) for p in range(last) if done.get((p, point.key)))
+        if len(best) < 2 or (last, point.key) in done or point.kind == "pair":
+            continue
+        if best[1] > (1 + AGREES) * best[0]:
+            found.append((-best[1] / best[0], order, Work(last, point)))
     return [work for _, _, work in sorted(found, key=lambda f: f[:2])]
 
 
@@ -111,7 +115,7 @@ def _sample(bench: Bench, work: Work, before: list[Work], done: dict[tuple[int, 
     if bench.on_cpu and point.kind in COMPUTE:
         seconds, wall = bench.cpu_rounds_s(call)
         return Sample(work.pass_index, point.key, tuple(seconds), {"wall_s": wall})
-    return Sample(work.pass_index, point.key, tuple(bench.rounds_s(call)))
+    return Sample(work.pass_index, point.key, tuple(bench.rounds_s(call, key=point.key)))
 
 
 def _launch_rounds_s(bench: Bench) -> list[float]:
