@@ -29,6 +29,13 @@ PARTS = {
     "core_attn": "attention", "attention": "attention", "mlp": "mlp", "moe": "moe", "moe_act": "activation",
     "layernorm": "norm", "mla_up_proj": "mla_up", "op": "ops",
 }  # fmt: skip
+WRITTEN, BY_OPS = ("torch", "eager", "math", "naive", "local", "fused", "unfused"), ("torch", "eager", "math", "naive")
+"""Attention kernels that write the score matrix out ("fused" is the softmax alone), and of those the ones without a
+fused softmax."""
+PRECISIONS = (
+    ("mxfp8", "mxfp8"), ("fp8", "fp8"), ("float8", "fp8"), ("fp4", "nvfp4"), ("bf16", "bf16"), ("bfloat16", "bf16"),
+    ("fp16", "fp16"), ("float16", "fp16"), ("half", "fp16"),
+)  # fmt: skip
 GRAPHS = {"attn": "attention", "mlp": "mlp", "mamba": "mamba", "moe_router": "router", "moe_preprocess": "router"}
 
 
@@ -155,7 +162,7 @@ class _Reader:
         sharded = self._sharded()
         attention = self._attention(when)
         recompute, parts, share = self._recompute(when)
-        precision = str(row["precision"].get("compute") or "bf16")
+        precision = self._precision()
         overlap, extra = parallel.get("overlap") or {}, parallel.get("extra") or {}
         late, compiled = when >= OVERLAP_YEAR, parallel.get("torch_compile")
         vpp = int(self.given("vpp", 1)) if pp > 1 else 1
@@ -200,6 +207,14 @@ class _Reader:
             fused_softmax=attention.fused_softmax,
             dropout=attention.dropout,
         )
+
+    def _precision(self) -> str:
+        """The layout's name for what linear layers compute in."""
+        stated = str(self.row["precision"].get("compute") or "bf16").lower()
+        found = next((name for mark, name in PRECISIONS if mark in stated), None)
+        if found is None:
+            raise _Missing(f"precision {stated} is not priced")
+        return found
 
     def _sharded(self) -> bool:
         fsdp = str(self.row["parallel"].get("fsdp") or "none").lower()
@@ -250,14 +265,14 @@ class _Reader:
 
     def _attention(self, when: int) -> _Attention:
         extra = self.row["parallel"].get("extra") or {}
-        kernel = str(extra.get("attention_kernel") or extra.get("attention") or "")
+        kernel = str(extra.get("attention_kernel") or extra.get("attention") or "").lower()
         dropout = when < FLASH_YEAR or (self.row["model"].get("position") == "learned" and not self._sharded())
-        if kernel:
-            rate = 1.0 if "2" in kernel else FIRST_FLASH
-            return _Attention("flash" in kernel, rate, kernel != "torch", False)
-        rate = FIRST_FLASH if when <= FLASH_YEAR else 1.0
-        if when > FLASH_YEAR and generation(self.row["hardware"]["device"]) == "hopper":
+        new = "3" in kernel or (when > FLASH_YEAR and "2" not in kernel)
+        rate = 1.0 if "2" in kernel or new else FIRST_FLASH
+        if new and generation(self.row["hardware"]["device"]) == "hopper":
             rate = HOPPER_FLASH
+        if kernel:
+            return _Attention(kernel not in WRITTEN, rate, kernel not in BY_OPS, False)
         return _Attention(when >= FLASH_YEAR, rate, True, dropout)
 
     def _recompute(self, when: int) -> tuple[str, frozenset[str], float]:
@@ -266,13 +281,13 @@ class _Reader:
         if stated is None:
             stated = self.given("recompute", "full" if when < 2022 else "none")
         text = str(stated).lower()
-        if text.startswith("none"):
+        if text.startswith(("none", "no ", "off", "false")):
             return "none", frozenset(), 0.0
-        if text.startswith("full"):
+        if text.startswith(("full", "true", "all", "every layer")):
             return "full", frozenset(), 1.0
         if text.startswith("selective"):
             words = re.findall(r"[a-z_]+", text.removeprefix("selective"))
-            return "selective", frozenset(PARTS[word] for word in words if word in PARTS), 1.0
+            return "selective", frozenset(PARTS[word] for word in words or ["attention"] if word in PARTS), 1.0
         self.filled.append("recompute_share = 0.4")
         return "full", frozenset(), 0.4
 

@@ -15,7 +15,7 @@ import pytest
 
 from hpsearch.estimate import rank_memory
 from hpsearch.validate.__main__ import main
-from hpsearch.validate.predict import predict, read_rows
+from hpsearch.validate.predict import cases, predict, read_rows
 from hpsearch.validate.report import report
 from hpsearch.validate.rows import Case, Row, case, scored, year
 from hpsearch.validate.score import (
@@ -188,3 +188,33 @@ def test_years(rows: list[Any]) -> None:
     row = rows[0]
     assert year(changed(row, "source", published="26.04.01")) == 2026
     assert year(changed(row, "source", published="2021-01")) == 2021
+
+
+@pytest.mark.parametrize(
+    ("kernel", "flash", "fused_softmax"),
+    [("FlashAttention-3", True, True), ("sdpa", True, True), ("cuDNN fused attention", True, True),
+     ("unfused", False, True), ("fused", False, True), ("eager", False, False)],
+)  # fmt: skip
+def test_attention_kernels_by_name(rows: list[Any], kernel: str, flash: bool, fused_softmax: bool) -> None:
+    row = next(r for r in rows if scored(r) and r["family"] == "nvidia-megatron-bridge")
+    (_, found), *_ = cases([changed(row, "parallel", extra={"attention": kernel})])
+    assert isinstance(found, Case)
+    assert found.layout.flash is flash
+    assert found.layout.fused_softmax is (fused_softmax or flash)
+
+
+@pytest.mark.parametrize(
+    ("stated", "name"), [("BF16", "bf16"), ("float8 (rowwise)", "fp8"), ("MXFP8", "mxfp8"), ("mxfp4", "nvfp4")]
+)
+def test_precisions_by_name(rows: list[Any], stated: str, name: str) -> None:
+    row = next(r for r in rows if scored(r) and r["family"] == "nvidia-megatron-bridge")
+    (_, found), *_ = cases([changed(row, "precision", compute=stated)])
+    assert isinstance(found, Case)
+    assert found.layout.precision == name
+
+
+def test_a_precision_without_a_price_is_refused(rows: list[Any]) -> None:
+    row = next(r for r in rows if scored(r))
+    assert [found for _, found in cases([changed(row, "precision", compute="tf32")])] == [
+        "precision tf32 is not priced"
+    ]
