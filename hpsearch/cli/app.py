@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from hpsearch import __version__
+from hpsearch.cli.calibrate import calibrate_command
 from hpsearch.cli.clusters import clusters_command
 from hpsearch.cli.estimate import estimate_command
 from hpsearch.cli.explain import explain_command
@@ -49,6 +50,7 @@ app.command("estimate")(estimate_command)
 app.command("explain")(explain_command)
 app.command("clusters")(clusters_command)
 app.command("profile")(profile_command)
+app.command("calibrate")(calibrate_command)
 app.command("quickstart")(quickstart_command)
 
 
