@@ -9,6 +9,7 @@ from typing import Any
 
 from hpsearch.cluster import LOCAL, Cluster, Device, Tier, shipped
 from hpsearch.cluster.efficiency import generation
+from hpsearch.errors import ClusterError
 from hpsearch.estimate.price import LOW
 
 RACK = 64
@@ -33,6 +34,11 @@ def described() -> tuple[Described, ...]:
 def machine(hardware: Mapping[str, Any], filled: list[str]) -> Cluster:
     """The cluster of a row's `hardware`; what had to be assumed is added to `filled`. ClusterError: a device count
     that does not fit."""
+    needed = ("devices", "memory_GB", "hbm_GBps")
+    if missing := [key for key in needed if not hardware.get(key)] + ([] if _sixteen(hardware) else ["16-bit peak"]):
+        raise ClusterError(
+            str(hardware.get("device")), f"expected what the device is, but the row states no {', '.join(missing)}"
+        )
     name, devices = str(hardware["device"]), int(hardware["devices"])
     near = nearest(hardware)
     device = replace(near[0], name=name, **_stated(hardware)) if near else _untried(name, hardware)
@@ -53,7 +59,7 @@ def nearest(hardware: Mapping[str, Any]) -> Described | None:
     """The shipped cluster of the same device, else of one of its generation with as fast cores; of several the one
     with the row's kind of network, then with the nearest bandwidth."""
     name, fabric = str(hardware["device"]), str(hardware.get("fabric")).lower()
-    peak, inter = 1e12 * hardware["peak_dense_tflops"]["bf16"], 1e9 * (hardware.get("inter_node_GBps_per_device") or 0)
+    peak, inter = 1e12 * _sixteen(hardware), 1e9 * (hardware.get("inter_node_GBps_per_device") or 0)
 
     def distance(one: Described) -> tuple[bool, bool, float]:
         outer = one[1][-1]
@@ -80,9 +86,16 @@ def _stated(hardware: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _sixteen(hardware: Mapping[str, Any]) -> float:
+    """Dense TFLOP/s in 16 bit, of whichever format the row states; 0 where it states none."""
+    peaks = hardware.get("peak_dense_tflops") or {}
+    return float(peaks.get("bf16") or peaks.get("fp16") or 0.0)
+
+
 def _peaks(hardware: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     peaks = {key: 1e12 * float(value) for key, value in hardware["peak_dense_tflops"].items() if value}
-    found = {"bfloat16": peaks["bf16"], "float16": peaks["bf16"]}
+    sixteen = 1e12 * _sixteen(hardware)
+    found = {"bfloat16": sixteen, "float16": sixteen}
     if "fp8" in peaks:
         found[LOW] = peaks["fp8"]
     return tuple(sorted(found.items()))

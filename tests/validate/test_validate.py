@@ -218,3 +218,21 @@ def test_a_precision_without_a_price_is_refused(rows: list[Any]) -> None:
     assert [found for _, found in cases([changed(row, "precision", compute="tf32")])] == [
         "precision tf32 is not priced"
     ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"peak_dense_tflops": {"bf16": None}}, "states no 16-bit peak"), ({"hbm_GBps": None}, "states no hbm_GBps"),
+     ({"devices": None}, "states no devices")],
+)  # fmt: skip
+def test_a_device_without_its_numbers_is_refused(rows: list[Any], change: dict[str, Any], words: str) -> None:
+    row = next(r for r in rows if scored(r))
+    ((_, found),) = cases([changed(row, "hardware", **change)])
+    assert words in str(found)
+
+
+def test_a_device_may_state_fp16_alone(rows: list[Any]) -> None:
+    row = next(r for r in rows if scored(r))
+    ((_, found),) = cases([changed(row, "hardware", device="V100-SXM2-32GB", peak_dense_tflops={"fp16": 125})])
+    assert isinstance(found, Case)
+    assert found.cluster.device.peak_flops_per_s("bfloat16") == 125e12
