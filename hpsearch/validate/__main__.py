@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from hpsearch.errors import HpsearchError
-from hpsearch.validate.bands import bands_report
+from hpsearch.validate.bands import bands_report, generations_report
 from hpsearch.validate.grid import grid_report, read_grid
 from hpsearch.validate.held_out import held_out_report, leave_one_out, measured, refit_text
 from hpsearch.validate.predict import predict, read_rows
@@ -51,7 +51,7 @@ def _answer(asked: argparse.Namespace) -> str:
         return refit_text(measured(rows))
     if asked.bands:
         runs = measured(rows)
-        return bands_report(runs, leave_one_out(runs))
+        return f"{bands_report(runs, leave_one_out(runs))}\n\n{generations_report(runs)}"
     found, refused = predict(rows)
     return json.dumps(scores(found, rows), indent=1) if asked.json else report(found, refused, rows)
 

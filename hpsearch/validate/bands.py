@@ -7,15 +7,17 @@ multiplicative steps that never lower the likelihood; then one scale with which 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpsearch.cluster.efficiency import doubts_of, efficiency_of
+from hpsearch.cluster.efficiency import SPREAD, Efficiency, doubts_of, efficiency_of
 from hpsearch.errors import PlanError
 from hpsearch.estimate.band import STATED, TERMS, band, doubt, term_shares
+from hpsearch.estimate.fit import FREE
 from hpsearch.estimate.price import Floats
-from hpsearch.validate.held_out import HeldOut, Measured
+from hpsearch.validate.held_out import HeldOut, Measured, by_generation, calibrated
+from hpsearch.validate.score import summary
 
 NAMES = (*TERMS, "floor")
 PRIOR = dict.fromkeys(TERMS, 0.08) | {"floor": 0.03}
@@ -110,4 +112,30 @@ def bands_report(runs: Sequence[Measured], left_out: Sequence[HeldOut]) -> str:
                 f"  {f'{title} {name}'.strip():<38}{len(mine):>6}{np.mean([one[1] for one in mine]):>11.0%}{share}"
                 f"{np.median([one[3] for one in mine]):>12.1%}"
             )
+    return "\n".join(lines)
+
+
+def generations_report(runs: Sequence[Measured]) -> str:
+    """Each device generation as one that nobody ran: with the geometric means of the others' numbers, all in doubt."""
+    groups = by_generation(runs)
+    fits = {name: calibrated(mine).fitted for name, mine in groups.items() if len(mine) >= len(FREE)}
+    doubts = {number: SPREAD[number] for number in (*FREE, "clock")}
+    lines = [f"{'generation nobody ran':<40}{'rows':>6}{'inside':>11}{'median':>10}{'half width':>12}"]
+    for name, mine in groups.items():
+        logs = {
+            number: [
+                np.log(getattr(f.efficiency, number)) for g, f in fits.items() if g != name and number not in f.kept
+            ]
+            for number in FREE
+        }
+        means = {number: float(np.exp(np.mean(found))) for number, found in logs.items() if found}
+        inside, widths, errors = [], [], []
+        for run in mine:
+            step_s, parts = run.priced.step(replace(Efficiency(), **means))
+            low, high = band(step_s, parts, doubts, run.case.layout.low_precision)
+            inside.append(low <= run.seconds <= high)
+            widths.append(high / step_s - 1)
+            errors.append(step_s / run.seconds - 1)
+        told = f"{np.mean(inside):>11.0%}{summary(errors)['median']:>10.1%}{np.median(widths):>12.1%}"
+        lines.append(f"  {name:<38}{len(mine):>6}{told}")
     return "\n".join(lines)
