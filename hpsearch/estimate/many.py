@@ -40,7 +40,7 @@ def estimate_all(
     shape: ModelShape, layouts: Sequence[ParallelLayout], cluster: Cluster, efficiency: Efficiency | None = None
 ) -> Estimates:
     """`estimate` of every layout; efficiencies of the cluster unless given."""
-    rates = efficiency or efficiency_of(cluster.device.name)
+    rates = efficiency or efficiency_of(cluster.device.name, cluster.efficiency)
     priced = _priced(shape, layouts, cluster)
     step_s = np.zeros(len(layouts))
     for group in _schedules(layouts).values():

@@ -33,7 +33,7 @@ def layout_of(
     pins: Mapping[str, str], *, devices: int, global_batch: int, seq_len: int, precision: str = "bf16"
 ) -> Pinned:
     """The layout that `pins` describe. LegalityError names the pin, what it says and what it may say."""
-    reader = _Pins(dict(pins))
+    reader = _Pins({"precision": precision} | dict(pins))
     unknown = sorted(set(pins) - set(NAMES))
     if unknown:
         raise LegalityError(f"pin {unknown[0]!r}", f"expected one of {', '.join(NAMES)}", "")
@@ -52,7 +52,7 @@ def layout_of(
         tp=tp, pp=pp, cp=cp, ep=reader.degree("ep"), etp=reader.degree("etp"), vpp=reader.degree("vpp"),
         sp=reader.flag("sp", tp > 1) and tp > 1, cp_kind=reader.one_of("cp_kind", "ring", CP_KINDS, told=cp > 1),
         zero=zero, fsdp=zero == 3, shard_ranks=shard_ranks, recompute=recompute, recompute_parts=parts,
-        recompute_share=share, precision=reader.one_of("precision", precision, PRECISIONS, told=False),
+        recompute_share=share, precision=reader.one_of("precision", "bf16", PRECISIONS, told=False),
         optimizer=reader.one_of("optimizer", "adamw", OPTIMIZERS, told=False),
         moment_element_bytes=reader.number("moment_bytes", 4, (1, 2, 4)),
         grad_bytes=reader.number("grad_bytes", 2 if zero == 3 else 4, (2, 4)), flash=reader.flag("flash", True),

@@ -11,6 +11,7 @@ from hpsearch.cluster.read import parse, read
 from hpsearch.cluster.write import write
 from hpsearch.errors import ClusterError
 from hpsearch.estimate import estimate
+from hpsearch.estimate.many import estimate_all
 from hpsearch.estimate.pins import layout_of
 from tests.estimate.test_fit import LLAMA
 
@@ -71,6 +72,7 @@ def test_own_numbers_count_more_than_the_generations() -> None:
     ratio = 1.25 / efficiency_of(plain.device.name).linear
     assert dict(after.parts)["matmul"] == pytest.approx(dict(before.parts)["matmul"] * ratio)
     assert before.step_s != after.step_s
+    assert estimate_all(LLAMA, [layout], own).step_s[0] == pytest.approx(after.step_s)
 
 
 def test_digests_change_with_the_numbers_alone() -> None:

@@ -97,3 +97,11 @@ def test_a_degree_the_model_cannot_take(shape: ModelShape, pins: dict[str, str],
     with pytest.raises(LegalityError) as caught:
         check_shape(shape, layout(**pins))
     assert message in str(caught.value)
+
+
+def test_a_precision_beside_the_pins_is_checked_too() -> None:
+    job = {"devices": 8, "global_batch": 8, "seq_len": 128}
+    with pytest.raises(LegalityError, match="pin precision: expected one of bf16, fp16"):
+        layout_of({}, precision="int3", **job)
+    assert layout_of({}, precision="fp8", **job).layout.precision == "fp8"
+    assert layout_of({"precision": "fp16"}, precision="fp8", **job).layout.precision == "fp16"
