@@ -14,6 +14,7 @@ from hpsearch.cli.screen import progress_bar, show
 from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import Estimate, ModelShape, ParallelLayout, estimate, shape_of_graph
+from hpsearch.estimate.band import STATED
 from hpsearch.estimate.flops import utilisation
 from hpsearch.estimate.pins import NAMES, PRECISIONS, check_shape, layout_of
 from hpsearch.plan import units
@@ -82,6 +83,7 @@ def _time_table(found: Estimate) -> Table:
         if value:
             made.add_row(name, units.seconds(value), f"{value / found.step_s:.1%}")
     made.add_row("step", units.seconds(found.step_s), "")
+    made.add_row(f"{STATED:.0%} band", f"{units.seconds(found.low_s)} to {units.seconds(found.high_s)}", "")
     return made
 
 
