@@ -96,15 +96,15 @@ def efficiency_of(device: str, own: Sequence[OwnNumber] = ()) -> Efficiency:
 
 
 def doubts_of(device: str, own: Sequence[OwnNumber] = ()) -> dict[str, float]:
-    """Standard deviation of the log of each number that nothing was fitted to for this device: its prior's spread; of
-    the cluster's `own` numbers their standard error.
+    """Standard deviation of the log of each number that was not fitted to published runs of this device: its prior's
+    spread, or the standard error of the cluster's `own`.
 
-    What other fitted numbers are wrong by is in the residuals of the runs they were fitted to.
+    What fitted numbers are wrong by is in the residuals of the published runs.
     """
     generations, devices = content()["generation"], content()["device"]
     table = generations.get(generation(device), generations["other"])
     found = {name: SPREAD[name] for name, entry in table.items() if entry["kind"] != "fitted"}
-    clock = {} if device_kind(device) in devices else {"clock": SPREAD["clock"]}
-    if {"linear", "linear_low"} & {number.name for number in own}:
-        clock = {}
-    return found | clock | {number.name: number.error for number in own}
+    known = {number.name for number in own}
+    if device_kind(device) not in devices and not {"linear", "linear_low"} & known:
+        found["clock"] = SPREAD["clock"]
+    return found | {number.name: number.error for number in own if number.name in found}

@@ -85,3 +85,4 @@ def test_a_number_of_its_own_is_no_longer_in_doubt() -> None:
     doubts = doubts_of("Ascend 910C", own)
     assert (doubts["linear"], doubts["core"], doubts["moved"]) == (0.02, 0.1, SPREAD["moved"])
     assert "clock" not in doubts, "linears were measured at the clock of this device"
+    assert doubts_of("H100-SXM5-80GB", own) == doubts_of("H100-SXM5-80GB"), "calibration never widens a band"
