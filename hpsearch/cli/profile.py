@@ -25,7 +25,7 @@ GRACE_S = 10.0
 
 def profile_command(
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and shapes: under a minute on a laptop.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and shapes: about a minute on a laptop.")] = False,
     ranks: Annotated[
         int | None, typer.Option(min=1, max=64, help="Without a launcher: start so many ranks on this machine.")
     ] = None,
