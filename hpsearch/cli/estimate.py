@@ -10,6 +10,7 @@ from rich.text import Text
 
 from hpsearch.cli.machine import load_machine
 from hpsearch.cli.model import load_graph
+from hpsearch.cli.options import ClusterName, Devices, GlobalBatch, Model, SeqLen
 from hpsearch.cli.screen import progress_bar, show
 from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
@@ -22,13 +23,11 @@ from hpsearch.plan.tables import table
 
 
 def estimate_command(
-    model: Annotated[
-        str, typer.Option(metavar="CFG|module:callable", help="A Hugging Face config.json, or a callable.")
-    ],
-    cluster: Annotated[str, typer.Option(metavar="C", help="A name (see `hpsearch clusters`), a file, or local.")],
-    devices: Annotated[int, typer.Option(metavar="N", min=1, help="How many devices of the cluster to use.")],
-    global_batch: Annotated[int, typer.Option(metavar="B", min=1, help="Rows of one optimizer step.")],
-    seq_len: Annotated[int, typer.Option(metavar="S", min=1, help="Tokens of one row.")],
+    model: Model,
+    cluster: ClusterName,
+    devices: Devices,
+    global_batch: GlobalBatch,
+    seq_len: SeqLen,
     fix: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help=f"The layout: {', '.join(NAMES)}.")
     ] = None,
