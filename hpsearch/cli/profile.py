@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -160,6 +161,7 @@ def _launch(ranks: int | None, arguments: list[str]) -> None:
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes: list[subprocess.Popen[bytes]] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that ranks are ended then too
     try:
         for rank in range(ranks):
             own = {"RANK": rank, "LOCAL_RANK": rank, **shared}

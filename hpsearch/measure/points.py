@@ -56,8 +56,8 @@ QUICK = Effort(
     compute_s=0.009,
     rounds=3,
     passes=2,
-    more_passes=3,
-    again_s=42.0,
+    more_passes=2,
+    again_s=38.0,
 )
 FULL = Effort(
     "full",
