@@ -6,11 +6,9 @@ Captures run side by side on the processors of this machine; what was captured b
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +19,7 @@ from hpsearch.errors import CaptureError, HpsearchError
 from hpsearch.estimate import ModelShape, shape_of_graph
 from hpsearch.graph import ModelGraph, store
 from hpsearch.validate.configs import PUBLISHED, SEQ_LEN, config_of
+from hpsearch.validate.workers import capture_all
 
 RECIPE = "bf16"
 """Shapes and parameters do not depend on it."""
@@ -35,53 +34,39 @@ def shapes(configs: Iterable[str]) -> Iterator[tuple[str, ModelShape | str]]:
     """The shape of each, or one line that says why it has none; in the order in which they are ready."""
     missing = []
     for text in dict.fromkeys(configs):
-        graph = store.load_graph(store.config_key(json.loads(text), SEQ_LEN, RECIPE))
-        if graph is None:
+        kept = store.load_graph(store.config_key(json.loads(text), SEQ_LEN, RECIPE))
+        if kept is None:
             missing.append(text)
         else:
-            yield text, _read(graph)
+            yield text, _read(kept)
     if not missing:
         return
-    workers = min(os.cpu_count() or 1, len(missing))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(captured, text): text for text in missing}
-        for done in as_completed(running):
-            yield running[done], done.result()
+    for text, graph in capture_all(missing, SEQ_LEN, RECIPE, os.cpu_count() or 1):
+        yield text, graph if isinstance(graph, str) else _read(graph)
 
 
-def shapes_of_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, ModelShape | str]:
-    """By row id: the shape of its model, or one line that says why it has none. A bar while models are captured."""
-    configs: dict[str, str] = {}
-    found: dict[str, ModelShape | str] = {}
-    listed = list(rows)
-    for row in listed:
-        try:
-            configs[str(row["id"])] = wanted(row["model"])
-        except HpsearchError as error:
-            found[str(row["id"])] = str(error)
+def shapes_of_rows(rows: Sequence[Mapping[str, Any]]) -> list[ModelShape | str]:
+    """Of each row: the shape of its model, or one line that says why it has none. A bar while models are captured."""
+    configs = [_config_or_reason(row) for row in rows]
     read: dict[str, ModelShape | str] = {}
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("models captured", total=len(set(configs.values())))
-        for text, shape in shapes(configs.values()):
+        texts = [text for text, _ in configs if text]
+        task = bar.add_task("models captured", total=len(set(texts)))
+        for text, shape in shapes(texts):
             read[text] = shape
             bar.advance(task)
-    for row in listed:
-        name = str(row["id"])
-        if name in configs:
-            shape = read[configs[name]]
-            found[name] = shape if isinstance(shape, str) else of_row(shape, row["model"], int(row["seq_len"] or 0))
+    found: list[ModelShape | str] = []
+    for row, (text, reason) in zip(rows, configs, strict=True):
+        shape = read[text] if text else reason
+        found.append(shape if isinstance(shape, str) else of_row(shape, row["model"], int(row["seq_len"] or 0)))
     return found
 
 
-def captured(text: str) -> ModelShape | str:
-    """Captures in this process, and keeps the graph."""
-    from hpsearch.capture import capture_config
-
+def _config_or_reason(row: Mapping[str, Any]) -> tuple[str, str]:
     try:
-        graph: ModelGraph = capture_config(json.loads(text), seq_len=SEQ_LEN, recipe=RECIPE).graph
+        return wanted(row["model"]), ""
     except HpsearchError as error:
-        return str(error)
-    return _read(graph)
+        return "", str(error)
 
 
 def _read(graph: ModelGraph) -> ModelShape | str:

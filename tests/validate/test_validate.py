@@ -47,11 +47,10 @@ def found(rows: list[Any]) -> list[Predicted]:
 
 def test_captured_models_are_those_that_rows_state(rows: list[Any]) -> None:
     """Parameters within 0.3 % (biases, and positions that a class lacks), and every size of attention and experts."""
-    shapes = shapes_of_rows(rows)
-    told = {row["id"]: row for row in rows if not isinstance(shapes[row["id"]], str)}
+    told = [(row, shape) for row, shape in zip(rows, shapes_of_rows(rows), strict=True) if not isinstance(shape, str)]
     assert len(told) >= len(rows) - 2
-    for row in told.values():
-        read, stated = shapes[row["id"]], shape_of_row(row["model"], int(row["seq_len"]))
+    for row, read in told:
+        stated = shape_of_row(row["model"], int(row["seq_len"]))
         assert read.total_params == pytest.approx(stated.total_params, rel=0.03 if not stated.vocab else 0.003)
         assert read.active_params == pytest.approx(stated.active_params, rel=0.03 if not stated.vocab else 0.003)
         assert (read.layers, read.vocab, read.tied or not read.vocab) == (
