@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _answer(asked: argparse.Namespace) -> str:
     if asked.grid:
         return grid_report(read_grid(asked.rows))
-    rows = read_rows(asked.rows)
+    rows, broken = read_rows(asked.rows)
     if asked.leave_one_out:
         return held_out_report(leave_one_out(measured(rows)))
     if asked.refit:
@@ -53,7 +53,7 @@ def _answer(asked: argparse.Namespace) -> str:
         runs = measured(rows)
         return f"{bands_report(runs, leave_one_out(runs))}\n\n{generations_report(runs)}"
     found, refused = predict(rows)
-    return json.dumps(scores(found, rows), indent=1) if asked.json else report(found, refused, rows)
+    return json.dumps(scores(found, rows), indent=1) if asked.json else report(found, broken | refused, rows)
 
 
 if __name__ == "__main__":

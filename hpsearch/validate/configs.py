@@ -45,6 +45,10 @@ def config_of(model: Model) -> Config:
         if model.get("name") in PUBLISHED:
             return dict(PUBLISHED[str(model["name"])][0])
         raise CaptureError(f"model {model.get('name')}", "expected its shape, but the row states none", "Fill it in.")
+    if model.get("experts") and not (model.get("moe_ffn") or model.get("ffn")):
+        raise CaptureError(
+            f"model {model.get('name')}", "expected the width of its experts, but the row states none", "Fill it in."
+        )
     if model.get("mla"):
         return _latent(model)
     if model.get("experts"):
@@ -139,7 +143,7 @@ def _sinks(model: Model, count: int, top_k: int, width: int) -> Config:
 
 def _latent(model: Model) -> Config:
     mla, heads = model["mla"], int(model["heads"])
-    width = int(model.get("moe_ffn") or 0)
+    width = int(model.get("moe_ffn") or model.get("ffn") or 0)
     found = _config("DeepseekV3ForCausalLM", "deepseek_v3", model) | {
         "num_attention_heads": heads, "num_key_value_heads": heads, "q_lora_rank": mla.get("q_lora") or None,
         "kv_lora_rank": int(mla["kv_lora"]), "qk_nope_head_dim": int(mla["qk_nope"]),
@@ -148,7 +152,7 @@ def _latent(model: Model) -> Config:
     if not model.get("experts"):
         return found | {"first_k_dense_replace": int(model["layers"])}
     return found | {
-        "n_routed_experts": int(model["experts"]), "num_experts_per_tok": int(model["top_k"]),
+        "n_routed_experts": int(model["experts"]), "num_experts_per_tok": int(model.get("top_k") or 1),
         "moe_intermediate_size": width, "n_shared_experts": max(int(model.get("shared_expert_ffn") or 0) // width, 0),
         "first_k_dense_replace": int(model.get("dense_layers") or 0), "n_group": 1, "topk_group": 1,
     }  # fmt: skip

@@ -124,9 +124,8 @@ def wrong(row: Any) -> str | None:
         entry = PublishedEntry.model_validate(row)
         for name, kind in (("parallel", ParallelEntry), ("result", ResultEntry)):
             stated = {key.removeprefix(f"{name}."): one.value for key, one in entry.derived.items()}
-            kind.model_validate(
-                {"status": entry.result.status} | {k: stated[k] for k in kind.model_fields if k in stated}
-            )
+            known = {key: stated[key] for key in kind.model_fields if key in stated}
+            kind.model_validate({"status": entry.result.status} | known)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))

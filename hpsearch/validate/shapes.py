@@ -58,7 +58,7 @@ def shapes_of_rows(rows: Sequence[Mapping[str, Any]]) -> list[ModelShape | str]:
     found: list[ModelShape | str] = []
     for row, (text, reason) in zip(rows, configs, strict=True):
         shape = read[text] if text else reason
-        found.append(shape if isinstance(shape, str) else of_row(shape, row["model"], int(row["seq_len"] or 0)))
+        found.append(shape if isinstance(shape, str) else of_row(shape, row["model"], int(row.get("seq_len") or 0)))
     return found
 
 

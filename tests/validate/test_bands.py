@@ -21,7 +21,7 @@ ROWS = Path(__file__).parent / "published.jsonl"
 
 @pytest.fixture(scope="module")
 def rows() -> list[Any]:
-    return read_rows(ROWS)
+    return read_rows(ROWS)[0]
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ ROWS = Path(__file__).parent / "published.jsonl"
 
 @pytest.fixture(scope="module")
 def rows() -> list[Any]:
-    return read_rows(ROWS)
+    return read_rows(ROWS)[0]
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +142,60 @@ def test_the_report_names_the_worst_and_the_defaults(rows: list[Any], found: lis
 
 def test_a_file_that_is_missing_or_broken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "none.jsonl")]) == 1
-    (tmp_path / "broken.jsonl").write_text('{"id": 1}\n{"id":\n')
-    assert main([str(tmp_path / "broken.jsonl")]) == 1
-    assert "line 2" in capsys.readouterr().err
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert main([str(tmp_path / "empty.jsonl")]) == 1
+    assert "the file is empty" in capsys.readouterr().err
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
+    assert main([str(tmp_path / "binary.jsonl")]) == 1
+    assert "expected a text file" in capsys.readouterr().err
+
+
+WRONG: list[tuple[Any, str]] = [
+    ({"id": "x"}, "family: expected this field, but the row has none"),
+    ([1], "expected a JSON object, but found list"),
+    (None, "expected a JSON object, but found NoneType"),
+    ({"parallel": {"tp": 2.5}}, "parallel.tp: "),
+    ({"parallel": {"tp": True}}, "parallel.tp: "),
+    ({"parallel": {"vpp": 0}}, "parallel.vpp: "),
+    ({"parallel": {"overlap": "all"}}, "parallel.overlap: "),
+    ({"hardware": {"hbm_GBps": -1}}, "hardware.hbm_GBps: "),
+    ({"model": {"heads": 0}}, "model.heads: "),
+    ({"model": {"layers": "many"}}, "model.layers: "),
+    ({"result": {"step_time_s": float("nan")}}, "result.step_time_s: "),
+    ({"derived": {"parallel.dp": {"value": "two"}}}, "dp: "),
+    ({"source": None}, "source: "),
+]
+
+
+def test_a_broken_row_is_refused_and_the_report_goes_on(
+    rows: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = next(row for row in rows if scored(row) and row["kind"] == "dense")
+    lines = ['{"id":', json.dumps(good)]
+    for change, _ in WRONG[3:]:
+        lines.append(json.dumps(good | {k: v and good[k] | v for k, v in change.items()}))
+    lines += [json.dumps(change) for change, _ in WRONG[:3]]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(lines))
+    read, refused = read_rows(file)
+    assert len(read) == 1
+    assert list(refused)[:2] == ["line 1", "line 3"]
+    told = [refused[f"line {number}"] for number in range(3, len(lines) + 1)]
+    assert all(words in why for why, (_, words) in zip(told, WRONG[3:] + WRONG[:3], strict=True))
+    assert main([str(file)]) == 0
+    assert "hardware.hbm_GBps" in capsys.readouterr().out
+
+
+def test_rows_of_one_id_keep_their_own_models(rows: list[Any], tmp_path: Path) -> None:
+    dense = [row for row in rows if scored(row) and row["kind"] == "dense"]
+    first = dense[0]
+    second = next(row for row in dense if row["model"]["layers"] != first["model"]["layers"])
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps(row | {"id": "same"}) for row in (first, second)))
+    read, _ = read_rows(file)
+    found = [one.shape.layers for _, one in cases(read) if isinstance(one, Case)]
+    assert found == [first["model"]["layers"], second["model"]["layers"]]
+    assert [row["id"] for row in read] == ["same", "same (line 2)"]
 
 
 def test_summary() -> None:
