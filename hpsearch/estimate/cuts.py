@@ -8,7 +8,6 @@ the linears it came from are not cut, and the walk begins anew. What remains is 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -18,7 +17,6 @@ from hpsearch.estimate.regions import Graph, ScanRegion, is_product, linear_side
 from hpsearch.estimate.units import COLUMN, ROW, WHOLE
 from hpsearch.graph import Op, Rule
 
-DEBUG = os.environ.get("CUTDEBUG")
 SEGMENTED = ("split", "chunk", "slice", "unbind")
 """Cutting a fused projection in segments cuts each of them."""
 
@@ -86,48 +84,27 @@ class _Walk:
                     last = len(self.graph.piece.values[op.outputs[0]].fixed) - 1
                     self.inner(op, op.outputs, (last,), frozenset({op.name}))
             return
-        blamed = frozenset().union(*(self.sources[v] for v in cut))
         found = next(self.outcomes(op), None)
-        if found is None:
-            if DEBUG:
-                print(
-                    "broken at",
-                    op.name,
-                    op.target,
-                    [
-                        (v, self.graph.piece.values[v].fixed, self.graph.piece.values[v].per_row, self.cuts.dims.get(v))
-                        for v in op.inputs
-                    ],
-                    [(self.graph.piece.values[v].fixed, self.graph.piece.values[v].per_row) for v in op.outputs],
-                    self.graph.piece.rules_of(op),
-                    sorted(blamed),
-                )
-            raise _Broken(blamed)
+        if found is None or ("P" in found and not linear):
+            raise _Broken(self.blamed(op, cut))
         if "P" in found:
-            if not linear:
-                if DEBUG:
-                    print(
-                        "partial at",
-                        op.name,
-                        op.target,
-                        [
-                            (
-                                v,
-                                self.graph.piece.values[v].fixed,
-                                self.graph.piece.values[v].per_row,
-                                self.cuts.dims.get(v),
-                            )
-                            for v in op.inputs
-                        ],
-                        found,
-                        sorted(blamed),
-                    )
-                raise _Broken(blamed)
             self.cuts.linears[op.name] = ROW
             return
         if linear:
             self.cuts.linears[op.name] = WHOLE
-        self.inner(op, op.outputs, tuple(int(p[1:]) if p != "R" else -1 for p in found), blamed)
+        sources = frozenset().union(*(self.sources[v] for v in cut))
+        self.inner(op, op.outputs, tuple(int(p[1:]) if p != "R" else -1 for p in found), sources)
+
+    def blamed(self, op: Op, cut: list[str]) -> frozenset[str]:
+        """The linears that must be whole for `op` to go on: those of one input, the smallest first, where that is
+        enough (keys and values of a single head beside cut queries), else those of all."""
+        for value in sorted(cut, key=self.graph.elements):
+            dim = self.cuts.dims.pop(value)
+            works = len(cut) > 1 and next((made for made in self.outcomes(op) if "P" not in made), None) is not None
+            self.cuts.dims[value] = dim
+            if works:
+                return self.sources[value]
+        return frozenset().union(*(self.sources[v] for v in cut))
 
     def inner(self, op: Op, outputs: tuple[str, ...], dims: tuple[int, ...], sources: frozenset[str]) -> None:
         for value, dim in zip(outputs, dims, strict=True):
@@ -151,8 +128,16 @@ class _Walk:
         for given, made in rules:
             if all(self.takes(value, p) for value, p in zip(op.inputs, given, strict=True)):
                 yield made
+        if op.kind == "attention" and self.shares_keys(op):
+            yield ("S1",) * len(op.outputs)
         if op.kind == "view" and not merged and (local := self.local_view(op)) is not None:
             yield local
+
+    def shares_keys(self, op: Op) -> bool:
+        """Whether heads of queries are cut and one head of keys and values serves all of them, on every rank."""
+        query, *others = op.inputs[:3]
+        whole = all(v not in self.cuts.dims and self.graph.piece.values[v].fixed[1] == 1 for v in others)
+        return whole and self.cuts.dims.get(query) == 1
 
     def takes(self, value: str, placement: str) -> bool:
         dim = self.cuts.dims.get(value)

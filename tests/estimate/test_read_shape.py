@@ -64,8 +64,8 @@ def sized(name: str, block: str = "attention") -> ModelShape:
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": LLAMA, "gpt2": GPT2, "deepseek": DEEPSEEK, "gpt_oss": GPT_OSS, "qwen3_moe": QWEN3_MOE,
-    "nemotron_h": NEMOTRON_H, "t5": T5,
+    "llama": LLAMA, "one_kv_head": LLAMA | {"num_key_value_heads": 1}, "gpt2": GPT2, "deepseek": DEEPSEEK,
+    "gpt_oss": GPT_OSS, "qwen3_moe": QWEN3_MOE, "nemotron_h": NEMOTRON_H, "t5": T5,
 }  # fmt: skip
 
 
@@ -83,6 +83,13 @@ def test_llama() -> None:
     assert (attention.heads, attention.kv_heads, attention.head_dim) == (8, 2, 8)
     assert (attention.causal, attention.window, attention.mla) == (True, 0, None)
     assert (mlp.ffn, mlp.gated) == (160, True)
+
+
+def test_keys_of_one_head_are_whole_beside_cut_queries() -> None:
+    (block,) = graph_of("one_kv_head").blocks.values()
+    linears = [(u.n, u.cut) for u in dissect(block).units if isinstance(u, Linear)]
+    assert linears[:4] == [(64, "column"), (8, "whole"), (8, "whole"), (64, "row")]
+    assert sized("one_kv_head").kv_heads == 1
 
 
 def test_gpt2_has_learned_positions_a_tied_head_and_no_gate() -> None:
