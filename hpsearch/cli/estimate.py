@@ -17,7 +17,7 @@ from hpsearch.errors import LegalityError
 from hpsearch.estimate import Estimate, ModelShape, ParallelLayout, estimate, shape_of_graph
 from hpsearch.estimate.band import STATED
 from hpsearch.estimate.flops import utilisation
-from hpsearch.estimate.pins import NAMES, PRECISIONS, check_shape, layout_of
+from hpsearch.estimate.pins import NAMES, PRECISIONS, check_device, check_shape, layout_of
 from hpsearch.plan import units
 from hpsearch.plan.tables import table
 
@@ -38,6 +38,7 @@ def estimate_command(
     pinned = layout_of(
         _pins(fix or []), devices=devices, global_batch=global_batch, seq_len=seq_len, precision=precision
     )
+    check_device(machine.device, pinned.layout)
     with progress_bar(f"capturing {model}"):
         graph = load_graph(model, seq_len, "bf16")
     shape = shape_of_graph(graph)

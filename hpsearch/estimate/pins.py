@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpsearch.cluster import Device
+from hpsearch.cluster.efficiency import generation
 from hpsearch.errors import LegalityError
 from hpsearch.estimate.parallel import OPTIMIZERS, RECOMPUTE, ParallelLayout
+from hpsearch.estimate.price import LOW
 from hpsearch.estimate.shape import ModelShape, kind_of
 
 PARTS = ("attention", "mlp", "moe", "activation", "norm", "mla_up", "ops")
@@ -37,7 +40,9 @@ def layout_of(
     unknown = sorted(set(pins) - set(NAMES))
     if unknown:
         raise LegalityError(f"pin {unknown[0]!r}", f"expected one of {', '.join(NAMES)}", "")
-    tp, pp, cp = (reader.degree(name) for name in ("tp", "pp", "cp"))
+    tp, pp, cp, vpp = (reader.degree(name) for name in ("tp", "pp", "cp", "vpp"))
+    if vpp > 1 and pp == 1:
+        raise LegalityError("pin vpp", f"expected a pipeline to interleave, but vpp = {vpp} and pp = 1", "Pin pp too.")
     if devices % (tp * pp * cp):
         raise LegalityError(
             "layout", f"expected tp·pp·cp to divide {devices} devices, but {tp}·{pp}·{cp} = {tp * pp * cp} does not",
@@ -49,7 +54,7 @@ def layout_of(
     overlap = reader.words("overlap", DEFAULT_OVERLAP, (*OVERLAPS, "none"))
     layout = ParallelLayout(
         devices=devices, seq_len=seq_len, micro_batch=_micro_batch(reader, global_batch, dp), global_batch=global_batch,
-        tp=tp, pp=pp, cp=cp, ep=reader.degree("ep"), etp=reader.degree("etp"), vpp=reader.degree("vpp"),
+        tp=tp, pp=pp, cp=cp, ep=reader.degree("ep"), etp=reader.degree("etp"), vpp=vpp,
         sp=reader.flag("sp", tp > 1) and tp > 1, cp_kind=reader.one_of("cp_kind", "ring", CP_KINDS, told=cp > 1),
         zero=zero, fsdp=zero == 3, shard_ranks=shard_ranks, recompute=recompute, recompute_parts=parts,
         recompute_share=share, precision=reader.one_of("precision", "bf16", PRECISIONS, told=False),
@@ -108,11 +113,14 @@ class _Pins:
 
     def words(self, name: str, default: str, legal: tuple[str, ...], told: bool = True) -> tuple[str, ...]:
         def parse(text: str) -> str:
-            if not set(text.split("+")) <= set(legal):
+            named = set(text.split("+"))
+            if not named <= set(legal) or ("none" in named and len(named) > 1):
                 raise ValueError
             return text
 
-        return tuple(str(self.read(name, default, parse, f"{', '.join(legal)}, joined by +", told)).split("+"))
+        return tuple(
+            str(self.read(name, default, parse, f"one of {', '.join(legal)}, or several joined by +", told)).split("+")
+        )
 
     def share(self, name: str) -> float:
         return float(self.read(name, 0.0, _share, "a share between 0 and 1", told=False))
@@ -186,6 +194,25 @@ def _recompute(reader: _Pins) -> tuple[str, frozenset[str], float]:
     return ("none", frozenset({"attention"}), 1.0) if found == "none" else found
 
 
+def check_device(device: Device, layout: ParallelLayout) -> None:
+    """Whether the device's matmuls take the layout's precision. LegalityError: the precisions they take."""
+    narrow = LOW in dict(device.peak)
+    blocks = narrow and generation(device.name) not in UNSCALED
+    legal = [name for name in PRECISIONS if name in ("bf16", "fp16") or (blocks if name in SCALED else narrow)]
+    if layout.precision not in legal:
+        raise LegalityError(
+            "pin precision", f"expected one of {', '.join(legal)}, which {device.name} multiplies, but got "
+            f"{layout.precision}", "Choose another precision or cluster.",
+        )  # fmt: skip
+
+
+SCALED = ("mxfp8", "nvfp4")
+"""Formats with a scale for each block of elements, which the matrix units read."""
+UNSCALED = ("volta", "ampere", "hopper", "cdna3")
+"""Generations whose matrix units do not: cuBLAS has block scales from compute capability 10 on
+(https://docs.nvidia.com/cuda/cublas/)."""
+
+
 def check_shape(shape: ModelShape, layout: ParallelLayout) -> None:
     """Whether the model can be cut so. LegalityError: field, value, degree, and the degrees that would do."""
     for name in shape.counts:
@@ -205,8 +232,10 @@ def check_shape(shape: ModelShape, layout: ParallelLayout) -> None:
         raise LegalityError(
             "layout", f"expected pp·vpp of at most {shape.layers} layers, but {layout.pp}·{layout.vpp} = {chunks}", ""
         )
-    if layout.ep > 1 and not any(kind_of(name) == "moe" for name in shape.counts):
-        raise LegalityError("layout", f"ep = {layout.ep}, but {shape.name} has no experts", "Leave ep away.")
+    for axis in ("ep", "etp"):
+        degree = getattr(layout, axis)
+        if degree > 1 and not any(kind_of(name) == "moe" for name in shape.counts):
+            raise LegalityError("layout", f"{axis} = {degree}, but {shape.name} has no experts", f"Leave {axis} away.")
 
 
 def _divides(axis: str, degree: int, what: str, size: int) -> None:

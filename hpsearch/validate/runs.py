@@ -20,7 +20,7 @@ from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import device_kind
 from hpsearch.errors import HpsearchError, PlanError
 from hpsearch.estimate import ModelShape, Priced, price, shape_of_graph
-from hpsearch.estimate.pins import check_shape, layout_of
+from hpsearch.estimate.pins import check_device, check_shape, layout_of
 from hpsearch.graph import ModelGraph, store
 from hpsearch.validate.predict import cases
 from hpsearch.validate.rows import Case, Row, step_seconds
@@ -140,7 +140,9 @@ def _short(path: Path, number: int, content: Mapping[str, Any], cluster: str) ->
         ).layout  # fmt: skip
         shape = _shape(path.parent / entry.model, entry.seq_len)
         check_shape(shape, layout)
-        priced = price(shape, layout, Cluster.load(cluster, devices=entry.devices))
+        machine = Cluster.load(cluster, devices=entry.devices)
+        check_device(machine.device, layout)
+        priced = price(shape, layout, machine)
     except HpsearchError as error:
         raise PlanError(at, str(error), "") from error
     return Run(entry.name or f"line {number}", number, priced, entry.step_s)

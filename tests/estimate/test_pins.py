@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape
 from hpsearch.estimate.parallel import ParallelLayout
-from hpsearch.estimate.pins import check_shape, layout_of
+from hpsearch.estimate.pins import check_device, check_shape, layout_of
 from hpsearch.estimate.shape import transformer
 
 LLAMA = ModelShape("Llama", 4096, 32, 8, 128, 128256, transformer(32, 0, 0), ffn=14336)
@@ -63,7 +64,9 @@ WRONG = [
     ({"tpp": "2"}, "pin 'tpp': expected one of tp, pp, cp"),
     ({"recompute": "some"}, "pin recompute: expected none, full, full:SHARE"),
     ({"recompute": "selective:nose"}, "parts of attention, mlp"),
-    ({"overlap": "everything"}, "pin overlap: expected grad_reduce, param_gather"),
+    ({"overlap": "everything"}, "pin overlap: expected one of grad_reduce, param_gather"),
+    ({"overlap": "none+tp"}, "joined by +, but got 'none+tp'"),
+    ({"vpp": "2"}, "pin vpp: expected a pipeline to interleave, but vpp = 2 and pp = 1"),
     ({"sp": "maybe"}, "pin sp: expected true or false, but got 'maybe'"),
     ({"precision": "int3"}, "pin precision: expected one of bf16, fp16"),
     ({"offload": "2"}, "pin offload: expected a share between 0 and 1"),
@@ -82,6 +85,7 @@ ILLEGAL = [
     (LLAMA, {"tp": "64"}, "expected tp to divide attention heads = 32, but tp = 64. Legal degrees of tp: 1, 2, 4, 8"),
     (LLAMA, {"pp": "64"}, "expected pp·vpp of at most 32 layers, but 64·1 = 64"),
     (LLAMA, {"ep": "2"}, "ep = 2, but Llama has no experts"),
+    (LLAMA, {"etp": "2"}, "etp = 2, but Llama has no experts"),
     (EXPERTS, {"ep": "64", "tp": "1"}, ""),
     (EXPERTS, {"ep": "16", "etp": "4"}, ""),
     (replace(EXPERTS, experts=60), {"ep": "8"}, "expected ep to divide experts = 60, but ep = 8"),
@@ -105,3 +109,21 @@ def test_a_precision_beside_the_pins_is_checked_too() -> None:
         layout_of({}, precision="int3", **job)
     assert layout_of({}, precision="fp8", **job).layout.precision == "fp8"
     assert layout_of({"precision": "fp16"}, precision="fp8", **job).layout.precision == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "legal"),
+    [
+        ("a100-sxm-selene", "bf16, fp16"), ("h100-sxm-ib400", "bf16, fp16, fp8"), ("mi300x-ib400", "bf16, fp16, fp8"),
+        ("b200-hgx-ib400", "bf16, fp16, fp8, mxfp8, nvfp4"),
+    ],
+)  # fmt: skip
+def test_precisions_are_those_the_device_multiplies(cluster: str, legal: str) -> None:
+    """A100 has no 8-bit floating point, Hopper and CDNA3 no block scales, and none of them 4-bit floating point."""
+    device = Cluster.load(cluster, devices=8).device
+    for name in ("bf16", "fp16", "fp8", "mxfp8", "nvfp4"):
+        if name in legal.split(", "):
+            check_device(device, layout(precision=name))
+            continue
+        with pytest.raises(LegalityError, match=f"expected one of {legal}, which .* but got {name}"):
+            check_device(device, layout(precision=name))
