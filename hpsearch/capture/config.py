@@ -86,7 +86,12 @@ def batch_for(model: Any, rows: int, seq_len: int, compute: torch.dtype) -> dict
         sound = torch.empty(rows, config.num_mel_bins, frames, dtype=compute, device="meta")
         return {"input_features": sound, "labels": tokens}
     if "pixel_values" in takes:
-        size = config.image_size
+        size = getattr(config, "image_size", None)
+        if size is None:
+            raise CaptureError(
+                f"architecture {type(model).__name__}", "expected image_size in the config, but it has none",
+                "Call capture with the module and a batch.",
+            )  # fmt: skip
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         images = torch.empty(rows, config.num_channels, height, width, dtype=compute, device="meta")
         return {"pixel_values": images, "labels": torch.empty(rows, dtype=torch.int64, device="meta")}

@@ -56,6 +56,8 @@ def _of_callable(spec: str, seq_len: int, recipe: str) -> ModelGraph:
 
 def _find(spec: str) -> Callable[..., Any]:
     module_name, _, name = spec.partition(":")
+    if not module_name or not name:
+        raise typer.BadParameter(f"expected module:callable, but got {spec!r}.", param_hint="--model")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module_name)

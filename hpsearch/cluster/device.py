@@ -72,6 +72,12 @@ class Device:
     stream: StreamTable | None = None
     """Memory-bound kernels as measured; None: launch and bandwidth."""
 
+    @property
+    def sixteen(self) -> str:
+        """The 16-bit format that tables and peaks are in: bfloat16, or float16 on devices older than it."""
+        peaks = dict(self.peak)
+        return "float16" if "float16" in peaks and "bfloat16" not in peaks else "bfloat16"
+
     def peak_flops_per_s(self, dtype: str) -> float:
         """Dense peak; ClusterError when the description has none for `dtype`."""
         peaks = dict(self.peak)

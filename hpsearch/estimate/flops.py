@@ -31,4 +31,4 @@ def token_flops(shape: ModelShape, seq_len: int) -> float:
 def utilisation(shape: ModelShape, layout: ParallelLayout, cluster: Cluster, step_s: float) -> tuple[float, float]:
     """(model FLOP/s of one device, share of its dense 16-bit peak)."""
     rate = token_flops(shape, layout.seq_len) * layout.global_batch * layout.seq_len / step_s / layout.devices
-    return rate, rate / dict(cluster.device.peak)["bfloat16"]
+    return rate, rate / cluster.device.peak_flops_per_s(cluster.device.sixteen)

@@ -57,5 +57,5 @@ def orthogonal_s(shape: ModelShape, layout: ParallelLayout, cluster: Cluster, mi
         for name, count in chunk.blocks.items():
             whole += [(inputs, outputs) for inputs, outputs in matrices(shape, layout, name) for _ in range(count)]
     flops = sum(2 * ITERATIONS * (2 * min(pair) ** 2 * max(pair) + min(pair) ** 3) for pair in whole)
-    rate = cluster.device.peak_flops_per_s("bfloat16") * cluster.device.matmul_efficiency
+    rate = cluster.device.peak_flops_per_s(cluster.device.sixteen) * cluster.device.matmul_efficiency
     return flops / max(min(layout.data_ranks, len(whole)), 1) / rate

@@ -196,9 +196,9 @@ def _recompute(reader: _Pins) -> tuple[str, frozenset[str], float]:
 
 def check_device(device: Device, layout: ParallelLayout) -> None:
     """Whether the device's matmuls take the layout's precision. LegalityError: the precisions they take."""
-    narrow = LOW in dict(device.peak)
-    blocks = narrow and generation(device.name) not in UNSCALED
-    legal = [name for name in PRECISIONS if name in ("bf16", "fp16") or (blocks if name in SCALED else narrow)]
+    peaks = dict(device.peak)
+    legal = [name for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp8", LOW)) if dtype in peaks]
+    legal += SCALED if LOW in peaks and generation(device.name) not in UNSCALED else ()
     if layout.precision not in legal:
         raise LegalityError(
             "pin precision", f"expected one of {', '.join(legal)}, which {device.name} multiplies, but got "

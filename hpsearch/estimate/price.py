@@ -109,7 +109,7 @@ def _price_matmuls(
         if not rows:
             continue
         m, n, k, b = np.array(rows, dtype=np.float64).T
-        seconds = cluster.matmul_s(m, n, k, "bfloat16", batch=b)
+        seconds = cluster.matmul_s(m, n, k, cluster.device.sixteen, batch=b)
         if kind != PLAIN:
             seconds = seconds / rate_over_16_bit(layout, cluster, kind)
         for name, value in zip(names, seconds.tolist(), strict=True):
@@ -130,7 +130,11 @@ def rate_over_16_bit(layout: ParallelLayout, cluster: Cluster, kind: int = LINEA
     peaks = dict(cluster.device.peak)
     if not layout.low_precision or LOW not in peaks:
         return 1.0
-    return peaks[LOW] / peaks["bfloat16"] * (FP4_RATE if layout.precision == "nvfp4" and kind == LINEAR else 1.0)
+    return (
+        peaks[LOW]
+        / peaks[cluster.device.sixteen]
+        * (FP4_RATE if layout.precision == "nvfp4" and kind == LINEAR else 1.0)
+    )
 
 
 def _price_core(work: Work, layout: ParallelLayout, cluster: Cluster, forward: Floats, backward: Floats) -> None:
@@ -139,10 +143,10 @@ def _price_core(work: Work, layout: ParallelLayout, cluster: Cluster, forward: F
     device = cluster.device
     if layout.flash:
         flops = work.core_flops / layout.flash_rate
-        forward[CORE] += float(cluster.attention_s(flops, work.core_bytes, "bfloat16"))
-        backward[CORE] += float(cluster.attention_s(2.5 * flops, 2 * work.core_bytes, "bfloat16"))
+        forward[CORE] += float(cluster.attention_s(flops, work.core_bytes, device.sixteen))
+        backward[CORE] += float(cluster.attention_s(2.5 * flops, 2 * work.core_bytes, device.sixteen))
         return
-    product = work.core_flops / (device.peak_flops_per_s("bfloat16") * device.matmul_efficiency * SCORE_MATMUL)
+    product = work.core_flops / (device.peak_flops_per_s(device.sixteen) * device.matmul_efficiency * SCORE_MATMUL)
     stream = device.memory_bytes_per_s * device.memory_efficiency
     beyond = max(product - work.product_bytes / stream, 0.0)
     forward[CORE] += beyond

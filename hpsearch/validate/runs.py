@@ -22,6 +22,7 @@ from hpsearch.errors import HpsearchError, PlanError
 from hpsearch.estimate import ModelShape, Priced, price, shape_of_graph
 from hpsearch.estimate.pins import check_device, check_shape, layout_of
 from hpsearch.graph import ModelGraph, store
+from hpsearch.validate.entry import wrong
 from hpsearch.validate.predict import cases
 from hpsearch.validate.rows import Case, Row, step_seconds
 
@@ -172,6 +173,8 @@ def _unfit(path: Path, number: int, row: Row, device: str) -> str | None:
     missing = [name for name in FIELDS if name not in row]
     if missing:
         raise PlanError(f"{path}, line {number}", f"expected a published row, but {', '.join(missing)} is missing", "")
+    if (why := wrong(row)) is not None:
+        raise PlanError(f"{path}, line {number}", why, "")
     if row["result"]["status"] != "ok" or step_seconds(row) is None:
         return "no completed run with a step time"
     kind, wanted = device_kind(str(row["hardware"]["device"])), device_kind(device)

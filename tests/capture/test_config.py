@@ -78,6 +78,7 @@ def test_what_is_not_known_is_refused_in_one_line(tmp_path: Path) -> None:
         (GPT2 | {"architectures": [5]}, 16, r"as a list of class names, but found \[5\]\. Write for example"),
         (GPT2 | {"architectures": {}}, 16, r"as a list of class names, but found \{\}"),
         (GPT2 | {"architectures": "GPT2LMHeadModel"}, 16, "as a list of class names, but found 'GPT2LMHeadModel'"),
+        ({"architectures": ["ResNetForImageClassification"], "model_type": "resnet"}, 16, "expected image_size"),
         (GPT2, 2048, "sequence length 2048: expected at most n_positions = 1024"),
         (broken, 16, "expected JSON"),
         (tmp_path / "none.json", 16, "cannot be read"),

@@ -60,6 +60,7 @@ USAGE = [
     ([*PLAN, "--seq-len", 8, "--devices", 0], "Invalid value for '--devices'"),
     ([*PLAN, "--seq-len", 8, "--fix", "pp=2"], "fix pp: expected one of"),
     ([*PLAN, "--seq-len", 8, "--model", "no_such_module:build"], "no module named no_such_module"),
+    ([*PLAN, "--seq-len", 8, "--model", ":build"], "expected module:callable, but got ':build'"),
     ([*PLAN, "--seq-len", 8, "--model", "json:nothing"], "json has no nothing"),
     ([*PLAN, "--seq-len", 8, "--model", "json:__name__"], "but json:__name__ is str"),
     ([*PLAN, "--seq-len", 8, "--recipe", "fp8"], "expected one of bf16, fp32, fp64, but got 'fp8'"),

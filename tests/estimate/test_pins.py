@@ -8,7 +8,7 @@ import pytest
 
 from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
-from hpsearch.estimate import ModelShape
+from hpsearch.estimate import ModelShape, estimate
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.pins import check_device, check_shape, layout_of
 from hpsearch.estimate.shape import transformer
@@ -114,12 +114,13 @@ def test_a_precision_beside_the_pins_is_checked_too() -> None:
 @pytest.mark.parametrize(
     ("cluster", "legal"),
     [
-        ("a100-sxm-selene", "bf16, fp16"), ("h100-sxm-ib400", "bf16, fp16, fp8"), ("mi300x-ib400", "bf16, fp16, fp8"),
+        ("v100-sxm", "fp16"), ("a100-sxm-selene", "bf16, fp16"), ("h100-sxm-ib400", "bf16, fp16, fp8"),
+        ("mi300x-ib400", "bf16, fp16, fp8"),
         ("b200-hgx-ib400", "bf16, fp16, fp8, mxfp8, nvfp4"),
     ],
 )  # fmt: skip
 def test_precisions_are_those_the_device_multiplies(cluster: str, legal: str) -> None:
-    """A100 has no 8-bit floating point, Hopper and CDNA3 no block scales, and none of them 4-bit floating point."""
+    """V100 has no bfloat16, A100 no 8-bit floating point, Hopper and CDNA3 no block scales or 4-bit formats."""
     device = Cluster.load(cluster, devices=8).device
     for name in ("bf16", "fp16", "fp8", "mxfp8", "nvfp4"):
         if name in legal.split(", "):
@@ -127,3 +128,9 @@ def test_precisions_are_those_the_device_multiplies(cluster: str, legal: str) ->
             continue
         with pytest.raises(LegalityError, match=f"expected one of {legal}, which .* but got {name}"):
             check_device(device, layout(precision=name))
+
+
+def test_a_device_without_bfloat16_is_priced_in_its_own_16_bits() -> None:
+    small = layout_of({"precision": "fp16", "flash": "false"}, devices=8, global_batch=8, seq_len=2048).layout
+    old, new = (estimate(LLAMA, small, Cluster.load(name, devices=8)) for name in ("v100-sxm", "a100-sxm-selene"))
+    assert old.step_s > 2 * new.step_s

@@ -151,6 +151,14 @@ def test_published_rows_of_the_device() -> None:
     assert 2 <= len(fitted.own) <= 7
 
 
+def test_a_published_row_of_the_wrong_type_is_refused_by_its_field(tmp_path: Path) -> None:
+    row = json.loads(PUBLISHED.read_text().splitlines()[0])
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps(row | {"hardware": row["hardware"] | {"devices": "x"}}))
+    with pytest.raises(PlanError, match=r"line 1: hardware\.devices: "):
+        read_runs(path, NAME)
+
+
 GOOD = {
     "model": "config.json", "seq_len": 256, "global_batch": 64, "devices": 16, "layout": "tp=2,pp=2,micro_batch=2",
     "step_s": 1.5,
