@@ -14,6 +14,7 @@ import numpy as np
 
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency, doubts_of, efficiency_of
+from hpsearch.errors import ClusterError
 from hpsearch.estimate.band import STATED, band
 from hpsearch.estimate.memory import Memory, memory
 from hpsearch.estimate.optimizer import orthogonal_s, traffic_bytes
@@ -66,6 +67,8 @@ class Priced:
     """Once a step, of the rank with most parameters."""
     optimizer_s: float
     hop_s: float
+    copies_s: tuple[float, ...] = ()
+    """Of each chunk: activations of a micro-batch to the host, and as long back; none where nothing is offloaded."""
 
     @cached_property
     def arrays(self) -> tuple[Floats, Floats, Floats, Floats]:
@@ -83,6 +86,9 @@ class Priced:
         forward, backward, gather_f, gather_b = self.arrays
         f = self._hidden(_longer(forward * factor), gather_f * efficiency.data)
         b = self._hidden(_longer(backward * factor), gather_b * efficiency.data)
+        if self.copies_s:
+            copies = np.array(self.copies_s)
+            f, b = np.maximum(f, copies), np.maximum(b, copies)
         return f, b
 
     def path(self, efficiency: Efficiency) -> Path:
@@ -179,9 +185,29 @@ def assembled(
     hop_s = 0.0
     if layout.pp > 1:
         hop_s = hop_seconds(cluster, layout, hop)
-    return Priced(
-        shape, layout, cluster.device.overlap_efficiency, tuple(found), reduce_s, gather_s, optimizer_s, hop_s
-    )
+    copies = offloaded_s(shape, layout, cluster, cut, works)
+    overlap = cluster.device.overlap_efficiency
+    return Priced(shape, layout, overlap, tuple(found), reduce_s, gather_s, optimizer_s, hop_s, copies)
+
+
+def offloaded_s(
+    shape: ModelShape, layout: ParallelLayout, cluster: Cluster, cut: tuple[Chunk, ...], works: dict[str, Work]
+) -> tuple[float, ...]:
+    """Copies of one micro-batch's offloaded activations to host memory, by chunk. ClusterError: no known host link."""
+    if not layout.offload_share:
+        return ()
+    if cluster.device.host_bytes_per_s is None:
+        name = cluster.device.name
+        raise ClusterError(f"device {name}", "expected host_bandwidth, to price offload, but found none", "Add it.")
+    rows = layout.tokens / layout.tp if layout.sp else layout.tokens
+    found = []
+    for chunk in cut:
+        kept = sum(works[name].saved * count for name, count in chunk.blocks.items())
+        if layout.recompute == "full":
+            entries = 2.0 * shape.hidden * rows * chunk.layers
+            kept = layout.recompute_share * entries + (1 - layout.recompute_share) * kept
+        found.append(layout.offload_share * kept / cluster.device.host_bytes_per_s)
+    return tuple(found)
 
 
 def hop_seconds(cluster: Cluster, layout: ParallelLayout, nbytes: float) -> float:

@@ -19,6 +19,8 @@ UNTRIED = {"matmul": 0.8, "attention": 0.4, "memory": 0.8, "overlap": 0.92, "lin
 UNKNOWN_NETWORK = {"volta": 0.125, "ampere": 0.125}
 """Of the described network, where a row does not state its own: nodes of these generations were sold with one to
 eight ports, and one is assumed; later ones have a port for each device."""
+HOST_LINK = 32e9
+"""Of a device whose link to its host nobody states: PCIe 4 x16, one way."""
 USABLE = 0.99
 """Of the memory on the data sheet, whose GB are 2^30 bytes: an "80 GB" device reports 79.15 GiB."""
 Described = tuple[Device, tuple[Tier, ...]]
@@ -45,6 +47,9 @@ def machine(hardware: Mapping[str, Any], filled: list[str]) -> Cluster:
     if device.attention_efficiency is None:
         device = replace(device, attention_efficiency=UNTRIED["attention"])
         filled.append(f"attention_efficiency = {UNTRIED['attention']}")
+    if device.host_bytes_per_s is None:
+        device = replace(device, host_bytes_per_s=HOST_LINK)
+        filled.append(f"host_GBps = {HOST_LINK / 1e9:.3g}")
     size = int(hardware.get("devices_per_node") or 8)
     tiers = [_node(near, size, hardware)]
     wide = "NVL72" in name or "72-GPU" in str(hardware.get("fabric"))
