@@ -1,0 +1,45 @@
+"""The pool that other tests run on: a rank that hangs, fails or dies spoils its own job and no later one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from tests.end_to_end import ranks as pool_module
+from tests.end_to_end.ranks import RankPool, RanksFailed
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankPool]:
+    monkeypatch.setattr(pool_module, "GRACE_S", 2.0)
+    pool = RankPool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [("sleep", "in odd_one_out"), ("die", "rank 1:\ndied"), ("raise", "rank 1 has had enough")],
+)
+def test_a_broken_job_is_told_and_the_next_one_runs(pool: RankPool, what: str, told: str) -> None:
+    with pytest.raises(RanksFailed) as error:
+        pool.run("tests.end_to_end.test_ranks:odd_one_out", ranks=2, timeout_s=8, what=what)
+    assert told in str(error.value)
+    assert pool.run("tests.end_to_end.test_ranks:odd_one_out", ranks=2, what="nothing") == [0, 1]
+
+
+def odd_one_out(what: str) -> int:
+    """Rank 1 does `what`; rank 0 is done at once."""
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank == 1 and what == "sleep":
+        time.sleep(1000)
+    if rank == 1 and what == "die":
+        os._exit(3)
+    if rank == 1 and what == "raise":
+        raise ValueError("rank 1 has had enough")
+    return rank
