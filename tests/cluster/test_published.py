@@ -64,7 +64,7 @@ def test_all_reduce_over_64_nodes_by_ring_and_by_switches() -> None:
     are not copied here, and for 8 GiB by switches, which lose bandwidth from 4 GiB on."""
     figures = all_reduces()
     ring, switches = group(figures, "512 B200, all_reduce ring"), group(figures, "512 B200, all_reduce NVLS")
-    assert abs(np.delete(ring, [0, 2, 3, 4])).max() < 0.25
+    assert abs(np.delete(ring, [2, 3, 4])).max() < 0.25
     assert abs(ring).max() < 0.62
     assert abs(switches[:-1]).max() < 0.25
     assert abs(switches).max() < 0.35
@@ -122,7 +122,7 @@ def test_smallest_all_reduce_over_32_nodes() -> None:
     """256 A100, 8 and 128 bytes: 63 us (https://github.com/NVIDIA/nccl/issues/652)."""
     cluster = Cluster.load("a100-sxm-40gb", devices=256)
     for nbytes in (8, 128):
-        assert cluster.collective("all_reduce", nbytes, 256, 1).seconds == pytest.approx(63e-6, rel=0.16)
+        assert cluster.collective("all_reduce", nbytes, 256, 1).seconds == pytest.approx(63e-6, rel=0.08)
 
 
 def test_racks_of_gb200() -> None:
