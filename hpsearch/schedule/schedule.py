@@ -1,17 +1,21 @@
 """A schedule is text: `0F0 0B0 0F1 0B1`, one line a rank. An action is stage, kind, micro-batch.
 
 Kinds are those of torch.distributed.pipelining: F forward, B whole backward, I its input part, W its weight part.
-Plans of one stage run forward and backward of each micro-batch in turn; pipelines add stages, not another notation.
+`(0F4;7B2)OVERLAP_F_B` is a forward and a backward of two micro-batches that a rank runs as one. Plans of one stage run
+forward and backward of each micro-batch in turn; pipelines add stages, not another notation.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from hpsearch.errors import PlanError
 
 _TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
+_PAIR = re.compile(r"\((\d+F\d+);(\d+B\d+)\)OVERLAP_F_B")
 
 
 @dataclass(frozen=True, order=True)
@@ -23,6 +27,10 @@ class Action:
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
 
+    @property
+    def parts(self) -> tuple[Action, ...]:
+        return (self,)
+
     @staticmethod
     def parse(text: str) -> Action:
         """The action that prints as `text`."""
@@ -33,18 +41,81 @@ class Action:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Actions of every rank of the pipeline axis, in order."""
+class Overlapped:
+    """A forward and a whole backward that start together, once both have their inputs, and end together."""
 
-    ranks: tuple[tuple[Action, ...], ...]
+    forward: Action
+    backward: Action
 
     def __str__(self) -> str:
-        return "\n".join(" ".join(str(action) for action in actions) for actions in self.ranks)
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+    @property
+    def parts(self) -> tuple[Action, ...]:
+        return (self.forward, self.backward)
+
+
+Step = Action | Overlapped
+"""What a rank does at one time."""
+
+
+def _step(text: str) -> Step:
+    pair = _PAIR.fullmatch(text)
+    return Action.parse(text) if pair is None else Overlapped(Action.parse(pair[1]), Action.parse(pair[2]))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Actions of every rank of the pipeline axis, in order. The rank that has a stage's actions holds the stage."""
+
+    ranks: tuple[tuple[Step, ...], ...]
+
+    def __str__(self) -> str:
+        return "\n".join(" ".join(str(step) for step in steps) for steps in self.ranks)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.ranks)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @staticmethod
     def parse(text: str) -> Schedule:
         """The schedule that prints as `text`."""
-        return Schedule(tuple(tuple(Action.parse(word) for word in line.split()) for line in text.splitlines()))
+        return Schedule(tuple(tuple(_step(word) for word in line.split()) for line in text.splitlines()))
+
+    @property
+    def csv(self) -> str:
+        """One row a rank, as torch's `_PipelineScheduleRuntime._load_csv` reads them (format `compute_only`)."""
+        return "".join(",".join(str(step) for step in steps) + "\n" for steps in self.ranks)
+
+    def actions(self) -> Iterator[tuple[int, Action]]:
+        """Rank and action, rank by rank; both parts of an overlapped pair."""
+        for rank, steps in enumerate(self.ranks):
+            for step in steps:
+                for action in step.parts:
+                    yield rank, action
+
+    @cached_property
+    def placement(self) -> tuple[int, ...]:
+        """The rank that holds each stage. Raises PlanError when a stage stands on two ranks, or on none."""
+        found: dict[int, int] = {}
+        for rank, action in self.actions():
+            if found.setdefault(action.stage, rank) != rank:
+                problem = (
+                    f"expected one rank to hold stage {action.stage}, but ranks {found[action.stage]} and {rank} do"
+                )
+                raise PlanError("schedule", problem, f"Move {action} to rank {found[action.stage]}.")
+        for stage in range(max(found, default=-1)):
+            if stage not in found:
+                problem = f"expected stages 0 to {max(found)}, but no rank does anything for stage {stage}"
+                raise PlanError("schedule", problem, "Give each stage its actions.")
+        return tuple(found[stage] for stage in range(len(found)))
+
+    @cached_property
+    def micro_batches(self) -> int:
+        return 1 + max((action.microbatch for _, action in self.actions()), default=-1)
 
 
 def one_stage(micro_batches: int) -> Schedule:
