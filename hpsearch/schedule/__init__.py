@@ -1,6 +1,7 @@
 """When things happen: schedules as action text, and the event timeline that prices them. No torch."""
 
 from hpsearch.schedule.dry_run import DryRun, dry_run, peak_kept
+from hpsearch.schedule.flow import Chain, longest_chain, rank_ends_s, schedule_s, schedules_s
 from hpsearch.schedule.kinds import KINDS, make_schedule, placement, refusal
 from hpsearch.schedule.schedule import Action, Overlapped, Schedule, Step, one_stage
 from hpsearch.schedule.timeline import Event, Span, Timeline, simulate
@@ -8,6 +9,7 @@ from hpsearch.schedule.timeline import Event, Span, Timeline, simulate
 __all__ = [
     "KINDS",
     "Action",
+    "Chain",
     "DryRun",
     "Event",
     "Overlapped",
@@ -16,10 +18,14 @@ __all__ = [
     "Step",
     "Timeline",
     "dry_run",
+    "longest_chain",
     "make_schedule",
     "one_stage",
     "peak_kept",
     "placement",
+    "rank_ends_s",
     "refusal",
+    "schedule_s",
+    "schedules_s",
     "simulate",
 ]
