@@ -152,7 +152,7 @@ def _price_core(work: Work, layout: ParallelLayout, cluster: Cluster, forward: F
     forward[CORE] += beyond
     backward[CORE] += 2 * beyond
     forward[MOVED] += work.core_bytes / stream
-    more = SCORE_BACKWARD[layout.dropout] if layout.fused_softmax else SCORE_BACKWARD_BY_OPS
+    more = SCORE_BACKWARD[layout.dropout] if work.fused_softmax else SCORE_BACKWARD_BY_OPS
     backward[MOVED] += more * work.core_bytes / stream
 
 

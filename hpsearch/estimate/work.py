@@ -13,6 +13,7 @@ from hpsearch.estimate.experts import arranged_bytes, clamped_bytes, expert_stal
 from hpsearch.estimate.logits import logit_bytes
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import ModelShape, kind_of
+from hpsearch.estimate.softmax import softmax_is_fused
 
 Gemm = tuple[float, float, float, float]
 """m, n, k, batch of one product [m, k] @ [k, n]."""
@@ -32,6 +33,8 @@ class Work:
     """What the attention core reads and writes, forward; the score matrix too when it is written out."""
     product_bytes: float = 0.0
     """Of those, what the two products of a written score matrix write and read while they compute."""
+    fused_softmax: bool = True
+    """Whether mask, scale and softmax of a written score matrix are one kernel."""
     core_sequence: float = 0.0
     """Tokens one query attends to, on average, times local query tokens: kernels are less efficient on few."""
     moved_forward: float = 0.0
@@ -158,12 +161,13 @@ def add_core(work: Work, shape: ModelShape, layout: ParallelLayout, q_local: flo
     scores = b * s * s / layout.cp * heads
     work.core_flops += 4 * tokens * s * q_local
     dropped = 1 if layout.dropout else 0
-    passes = (8 + 5 * dropped) if layout.fused_softmax else (30 + 7 * dropped)
+    work.fused_softmax = fused = softmax_is_fused(shape, layout)
+    passes = (8 + 5 * dropped) if fused else (30 + 7 * dropped)
     work.core_bytes += passes * scores
     work.product_bytes += 4 * scores
-    work.kernels_forward += 3 if layout.fused_softmax else 8
-    work.kernels_backward += 6 if layout.fused_softmax else 12
-    kept = (2.0 if layout.fused else 4.0 if layout.fused_softmax else 6.0) + 3 * dropped
+    work.kernels_forward += 3 if fused else 8
+    work.kernels_backward += 6 if fused else 12
+    kept = (2.0 if layout.fused and fused == layout.fused_softmax else 4.0 if fused else 6.0) + 3 * dropped
     work.saved += 2 * v_local * tokens + kept * scores
     work.saved_parts["attention"] = work.saved_parts.get("attention", 0.0) + kept * scores
 

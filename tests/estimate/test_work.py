@@ -38,6 +38,21 @@ def test_a_written_score_matrix_costs_the_full_square() -> None:
     assert attention(LLAMA, replace(ONE, flash=False)).core_flops == 2 * attention(LLAMA, ONE).core_flops
 
 
+@pytest.mark.parametrize(("tp", "rows", "fused"), [(8, 1, True), (16, 1, False), (16, 2, True), (16, 3, False)])
+def test_the_fused_softmax_takes_score_matrices_in_fours(tp: int, rows: int, fused: bool) -> None:
+    """32 heads: 4, 2, 4 and 6 matrices on a rank. Where it cannot, eight kernels for three, 30 bytes an element for 8,
+    and a result in fp32 beside the one in 16 bit."""
+    written = replace(ONE, devices=tp, tp=tp, micro_batch=rows, global_batch=rows, flash=False)
+    found, ops = (attention(LLAMA, replace(written, fused_softmax=asked)) for asked in (True, False))
+    scores = rows * 4096 * 4096 * 32 / tp
+    assert found.fused_softmax is fused
+    assert not ops.fused_softmax
+    assert found.core_bytes == (8 if fused else 30) * scores
+    assert ops.kernels_forward - found.kernels_forward == (5 if fused else 0)
+    assert ops.kernels_backward - found.kernels_backward == (6 if fused else 0)
+    assert found.saved_parts["attention"] == (2 if fused else 6) * scores
+
+
 def test_sequence_sharding_moves_as_many_bytes() -> None:
     """All-reduce = all-gather + reduce-scatter; the backward gathers its input once more."""
     plain = mlp(LLAMA, replace(ONE, devices=8, tp=8))
