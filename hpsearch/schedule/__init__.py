@@ -1,5 +1,6 @@
 """When things happen: schedules as action text, and the event timeline that prices them. No torch."""
 
+from hpsearch.schedule.bound import lower_bound_s, lower_bounds_s
 from hpsearch.schedule.dry_run import DryRun, dry_run, peak_kept
 from hpsearch.schedule.flow import Chain, longest_chain, rank_ends_s, schedule_s, schedules_s
 from hpsearch.schedule.kinds import KINDS, make_schedule, placement, refusal
@@ -19,6 +20,8 @@ __all__ = [
     "Timeline",
     "dry_run",
     "longest_chain",
+    "lower_bound_s",
+    "lower_bounds_s",
     "make_schedule",
     "one_stage",
     "peak_kept",

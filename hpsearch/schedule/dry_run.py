@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpsearch.errors import PlanError
 from hpsearch.schedule.schedule import Action, Schedule, Step
 
-Key = tuple[str, int, int]
-"""Kind (F, B for an input part or a whole backward, W), stage, micro-batch: what others wait for."""
 
+@dataclass(frozen=True)
+class Order:
+    """Steps, each behind all that it waits for, numbered from 1; 0 stands for what waits for nobody."""
 
-def result(action: Action) -> Key:
-    return ("B" if action.kind == "I" else action.kind, action.stage, action.microbatch)
-
-
-def needed(action: Action, stages: int) -> Key | None:
-    """What must have been done before: the forward of the stage before; the backward of the stage behind, or its own
-    forward on the last; the input part for the weight part."""
-    stage, m = action.stage, action.microbatch
-    if action.kind == "F":
-        return ("F", stage - 1, m) if stage else None
-    if action.kind == "W":
-        return ("B", stage, m)
-    return ("B", stage + 1, m) if stage + 1 < stages else ("F", stage, m)
+    ranks: list[int]
+    steps: list[Step]
+    inputs: list[int]
+    """The step that gives the input of a step, of its forward if it is a pair."""
+    of_pairs: dict[int, int]
+    """By overlapped pair: the step that gives the input of its backward."""
 
 
 @dataclass(frozen=True)
@@ -38,26 +32,59 @@ class DryRun:
 
 def dry_run(schedule: Schedule) -> DryRun:
     """Raises PlanError where an action is missing or done twice, or where ranks wait for each other, by name."""
+    order = in_order(schedule)
+    peaks = peak_kept(schedule, [1.0] * len(schedule.placement))
+    return DryRun(tuple(zip(order.ranks, order.steps, strict=True)), tuple(map(int, peaks)))
+
+
+def in_order(schedule: Schedule) -> Order:
+    """Raises PlanError as `dry_run` does."""
     _once(schedule)
-    stages = len(schedule.placement)
-    done: set[Key] = set()
+    stages, m = len(schedule.placement), schedule.micro_batches
+    nobody = 2 * stages * m
+    given = [0] * nobody + [-1]
+    """By forwards of each stage and micro-batch, then backwards: the step that did it; 0 until then."""
     at = [0] * len(schedule.ranks)
-    order: list[tuple[int, Step]] = []
+    order = Order([], [], [], {})
     moved = True
     while moved:
         moved = False
         for rank, steps in enumerate(schedule.ranks):
             first = at[rank]
             for step in steps[first:]:
-                if not all(needed(part, stages) is None or needed(part, stages) in done for part in step.parts):
+                found = [given[_needed(part, stages, m, nobody)] for part in step.parts]
+                if 0 in found:
                     break
-                done.update(map(result, step.parts))
-                order.append((rank, step))
                 at[rank] += 1
+                order.steps.append(step)
+                order.ranks.append(rank)
+                order.inputs.append(max(found[0], 0))
+                if len(found) > 1:
+                    order.of_pairs[len(order.steps)] = max(found[1], 0)
+                for part in step.parts:
+                    if part.kind != "W":
+                        given[_given(part, stages, m)] = len(order.steps)
             moved = moved or at[rank] > first
-    if len(order) < sum(map(len, schedule.ranks)):
-        raise _deadlock(schedule, at, done)
-    return DryRun(tuple(order), tuple(int(peak) for peak in peak_kept(schedule, [1.0] * stages)))
+    if len(order.steps) < sum(map(len, schedule.ranks)):
+        raise _deadlock(schedule, at, given)
+    return order
+
+
+def _given(action: Action, stages: int, m: int) -> int:
+    return ((0 if action.kind == "F" else stages) + action.stage) * m + action.microbatch
+
+
+def _needed(action: Action, stages: int, m: int, nobody: int) -> int:
+    """What must have been done before: the forward of the stage before; the backward of the stage behind, or its own
+    forward on the last; the input part for the weight part."""
+    stage = action.stage
+    if action.kind == "F":
+        return (stage - 1) * m + action.microbatch if stage else nobody
+    if action.kind == "W":
+        return (stages + stage) * m + action.microbatch
+    if stage + 1 < stages:
+        return (stages + stage + 1) * m + action.microbatch
+    return stage * m + action.microbatch
 
 
 def peak_kept(schedule: Schedule, kept: Sequence[float]) -> tuple[float, ...]:
@@ -79,37 +106,47 @@ def peak_kept(schedule: Schedule, kept: Sequence[float]) -> tuple[float, ...]:
 
 def _once(schedule: Schedule) -> None:
     """Every stage does every micro-batch: one forward, and one whole backward or one of each of its parts."""
-    found = Counter((action.stage, action.kind, action.microbatch) for _, action in schedule.actions())
-    for stage, rank in enumerate(schedule.placement):
-        for m in range(schedule.micro_batches):
-            have = {kind: found[stage, kind, m] for kind in "FBIW"}
-            if have not in ({"F": 1, "B": 1, "I": 0, "W": 0}, {"F": 1, "B": 0, "I": 1, "W": 1}):
-                seen = ", ".join(f"{count} x {stage}{kind}{m}" for kind, count in have.items() if count) or "nothing"
-                problem = f"expected one forward and one backward (B, or I and W) of micro-batch {m}, but found {seen}"
-                raise PlanError(f"schedule, rank {rank}, stage {stage}", problem, "Each action stands in it once.")
+    stages, m = len(schedule.placement), schedule.micro_batches
+    found = [[0] * (stages * m) for _ in "FBIW"]
+    for _, action in schedule.actions():
+        found["FBIW".index(action.kind)][action.stage * m + action.microbatch] += 1
+    for i, have in enumerate(zip(*found, strict=True)):
+        if have not in ((1, 1, 0, 0), (1, 0, 1, 1)):
+            stage, micro = divmod(i, m)
+            seen = ", ".join(f"{n} x {stage}{kind}{micro}" for kind, n in zip("FBIW", have, strict=True) if n)
+            problem = f"expected one forward and one backward (B, or I and W) of micro-batch {micro}, but found "
+            where = f"schedule, rank {schedule.placement[stage]}, stage {stage}"
+            raise PlanError(where, problem + (seen or "nothing"), "Each action stands in it once.")
 
 
-def _deadlock(schedule: Schedule, at: list[int], done: set[Key]) -> PlanError:
+def _deadlock(schedule: Schedule, at: list[int], given: list[int]) -> PlanError:
     """The ring of ranks that wait for each other, from the first that stands still."""
-    stages = len(schedule.placement)
-    waits: dict[int, tuple[Step, Key]] = {}
+    stages, m = len(schedule.placement), schedule.micro_batches
+    waits: dict[int, tuple[Step, int]] = {}
     for rank, steps in enumerate(schedule.ranks):
         if at[rank] < len(steps):
-            keys = [needed(part, stages) for part in steps[at[rank]].parts]
-            waits[rank] = steps[at[rank]], next(key for key in keys if key is not None and key not in done)
-    rank, seen = min(waits), []
-    while rank not in seen:
-        seen.append(rank)
-        rank = schedule.placement[waits[rank][1][1]]
-    ring = seen[seen.index(rank) :]
-    told = []
-    for one in ring:
-        step, key = waits[one]
-        told.append(f"rank {one} (stage {step.parts[0].stage}) waits at {step} for {_name(schedule, key)}")
+            keys = [_needed(part, stages, m, 2 * stages * m) for part in steps[at[rank]].parts]
+            waits[rank] = steps[at[rank]], next(key for key in keys if given[key] == 0)
+    rank, seen = min(waits), Counter[int]()
+    while not seen[rank]:
+        seen[rank] += 1
+        rank = schedule.placement[waits[rank][1] // m % stages]
+    told = [f"{_waiting(schedule, one, *waits[one])}" for one in _ring(schedule, waits, rank)]
     return PlanError("schedule", "nobody goes on: " + "; ".join(told), "Put what is waited for earlier in its rank.")
 
 
-def _name(schedule: Schedule, key: Key) -> str:
-    """The action that gives `key`, and where it stands."""
-    rank, action = next((rank, action) for rank, action in schedule.actions() if result(action) == key)
-    return f"{action} of rank {rank}"
+def _ring(schedule: Schedule, waits: dict[int, tuple[Step, int]], first: int) -> Iterator[int]:
+    """Ranks from `first` on, each waiting for the next, until it is `first` again."""
+    rank = first
+    while True:
+        yield rank
+        rank = schedule.placement[waits[rank][1] // schedule.micro_batches % len(schedule.placement)]
+        if rank == first:
+            return
+
+
+def _waiting(schedule: Schedule, rank: int, step: Step, key: int) -> str:
+    stages, m = len(schedule.placement), schedule.micro_batches
+    givers = ((r, a) for r, a in schedule.actions() if a.kind != "W" and _given(a, stages, m) == key)
+    other, action = next(givers)
+    return f"rank {rank} (stage {step.parts[0].stage}) waits at {step} for {action} of rank {other}"

@@ -10,107 +10,121 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hpsearch.schedule.dry_run import Key, dry_run, needed, result
-from hpsearch.schedule.schedule import Schedule
+from hpsearch.schedule.dry_run import in_order
+from hpsearch.schedule.schedule import Action, Schedule
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Wait = tuple[int, int, int]
-"""Node of the input, the row of the hop on the way, the row of the work it is for."""
 KINDS = "FIWB"
 ENTRIES = 4_000_000
 """Most end times held at once: many sets of times are walked through in blocks."""
+FEW = 40
+"""Sets times ranks below which Python is faster than arrays of a few numbers (both give the same bits)."""
 
 
 @dataclass(frozen=True)
-class Node:
-    rank: int
-    before: int
-    """Node that the rank did before; 0: none, and done at 0 s."""
-    waits: tuple[Wait, ...]
-    """One, or two of an overlapped pair."""
+class Waits:
+    """For each of some nodes: the node of its input, the row of the hop on the way, the row of its work."""
+
+    source: Ints
+    edge: Ints
+    work: Ints
+
+    def of(self, nodes: slice) -> Waits:
+        return Waits(self.source[nodes], self.edge[nodes], self.work[nodes])
 
 
 @dataclass(frozen=True)
 class Level:
-    """Nodes `first` to `last` - 1, none of which waits for another; one column a wait."""
+    """Nodes none of which waits for another."""
 
-    first: int
-    last: int
+    nodes: slice
     before: Ints
-    waits: tuple[tuple[Ints, Ints, Ints], ...]
+    waits: tuple[Waits, ...]
+    """One; where there are overlapped pairs, one for their backwards too."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Nodes from 1 on, each behind all that it waits for. Rows of work: F, I, W, B of each stage, then zero."""
+    """Nodes from 1 on, each behind all that it waits for; 0 is done at 0 s. Rows of work: F, I, W, B of each stage,
+    0 s. Rows of hops: between stages i and i + 1, 0 s."""
 
     stages: int
-    nodes: tuple[Node, ...]
+    before: Ints
+    """The node that the same rank did before."""
+    waits: Waits
+    pairs: Waits
+    """Of the backwards in overlapped pairs; nothing for other nodes."""
     levels: tuple[Level, ...]
     last: tuple[int, ...]
     """The last node of each rank; 0 where it does nothing."""
     crossing: tuple[bool, ...]
     """Whether stages i and i + 1 stand on different ranks."""
 
+    @cached_property
+    def listed(self) -> list[tuple[int, int, int, int]]:
+        """`before` and `waits` by node, for a walk without arrays."""
+        lists = (self.before, self.waits.source, self.waits.edge, self.waits.work)
+        return list(zip(*(one[1:].tolist() for one in lists), strict=True))
+
+    @cached_property
+    def listed_pairs(self) -> dict[int, tuple[int, int, int]]:
+        nodes = np.flatnonzero(self.pairs.work != 4 * self.stages).tolist()
+        return {n: (int(self.pairs.source[n]), int(self.pairs.edge[n]), int(self.pairs.work[n])) for n in nodes}
+
 
 @lru_cache(maxsize=64)
 def flow(schedule: Schedule) -> Flow:
     """Raises PlanError as `dry_run` does."""
-    placement = schedule.placement
+    placement, order = schedule.placement, in_order(schedule)
     stages = len(placement)
-    order = dry_run(schedule).order
-    node_of: dict[Key, int] = {}
-    level = [0]
-    last = [0] * len(schedule.ranks)
-    found: list[tuple[int, int, list[tuple[int, int, int]]]] = []
-    for node, (rank, step) in enumerate(order, start=1):
-        waits = []
-        for part in step.parts:
-            key = needed(part, stages)
-            source = 0 if key is None else node_of[key]
-            edge = stages - 1 if key is None or key[1] == part.stage else min(key[1], part.stage)
-            waits.append((source, edge, KINDS.index(part.kind) * stages + part.stage))
-        level.append(1 + max(level[last[rank]], *(level[source] for source, _, _ in waits)))
-        found.append((rank, last[rank], waits))
+    level, last, before = [0], [0] * len(schedule.ranks), [0]
+    for node, (rank, source) in enumerate(zip(order.ranks, order.inputs, strict=True), start=1):
+        other = order.of_pairs.get(node, 0)
+        level.append(1 + max(level[last[rank]], level[source], level[other]))
+        before.append(last[rank])
         last[rank] = node
-        node_of.update((result(part), node) for part in step.parts)
-    ranked = sorted(range(1, len(found) + 1), key=lambda node: (level[node], found[node - 1][0]))
-    new = [0] * (len(found) + 1)
-    for place, node in enumerate(ranked, start=1):
-        new[node] = place
-    nodes = []
-    for node in ranked:
-        rank, before, waits = found[node - 1]
-        nodes.append(Node(rank, new[before], tuple((new[source], edge, work) for source, edge, work in waits)))
-    sizes = np.bincount(level)[1:] if found else np.zeros(0, dtype=np.int64)
+    ranked = np.lexsort(([-1, *order.ranks], level))
+    new = np.empty(len(ranked), dtype=np.int64)
+    new[ranked] = np.arange(len(ranked))
+    waits = _waits([step.parts[0] for step in order.steps], order.inputs, stages)
+    seconds = [order.steps[node - 1].parts[1] for node in order.of_pairs]
+    pairs = _waits(seconds, list(order.of_pairs.values()), stages, np.array([0, *order.of_pairs]), len(ranked))
+    waits, pairs = (Waits(new[one.source[ranked]], one.edge[ranked], one.work[ranked]) for one in (waits, pairs))
+    steps_before = new[np.array(before)[ranked]]
     crossing = tuple(a != b for a, b in pairwise(placement))
-    return Flow(stages, tuple(nodes), _levels(nodes, stages, sizes), tuple(new[node] for node in last), crossing)
+    levels = _levels(np.bincount(level).tolist(), steps_before, waits, pairs, stages)
+    return Flow(stages, steps_before, waits, pairs, levels, tuple(new[last].tolist()), crossing)
 
 
-def _levels(nodes: list[Node], stages: int, sizes: Ints) -> tuple[Level, ...]:
-    nothing = (0, stages - 1, 4 * stages)
-    levels, first = [], 0
-    for size in map(int, sizes):
-        some = nodes[first : first + size]
-        depth = max(len(node.waits) for node in some)
-        padded = [(*node.waits, *[nothing] * (depth - len(node.waits))) for node in some]
-        columns = tuple(
-            (
-                np.array([waits[i][0] for waits in padded]),
-                np.array([waits[i][1] for waits in padded]),
-                np.array([waits[i][2] for waits in padded]),
-            )
-            for i in range(depth)
-        )
-        levels.append(Level(first + 1, first + 1 + size, np.array([node.before for node in some]), columns))
-        first += size
+def _waits(
+    actions: list[Action], sources: list[int], stages: int, nodes: Ints | None = None, count: int | None = None
+) -> Waits:
+    """Waits of `actions`, which are the nodes from 1 on, or `nodes` (behind 0) of `count`."""
+    stage = np.array([action.stage for action in actions], dtype=np.int64)
+    kind = np.array([KINDS.index(action.kind) for action in actions], dtype=np.int64)
+    edge = np.where(
+        kind == KINDS.index("F"), (stage - 1) % stages, np.where(kind == KINDS.index("W"), stages - 1, stage)
+    )
+    found = Waits(*(np.full(count or len(actions) + 1, no) for no in (0, stages - 1, 4 * stages)))
+    at = slice(1, None) if nodes is None else nodes[1:]
+    found.source[at], found.edge[at], found.work[at] = sources, edge, kind * stages + stage
+    return found
+
+
+def _levels(sizes: list[int], before: Ints, waits: Waits, pairs: Waits, stages: int) -> tuple[Level, ...]:
+    levels, lo = [], sizes[0]
+    for size in sizes[1:]:
+        nodes = slice(lo, lo + size)
+        some = [waits] + [pairs] * bool((pairs.work[nodes] != 4 * stages).any())
+        levels.append(Level(nodes, before[nodes], tuple(one.of(nodes) for one in some)))
+        lo += size
     return tuple(levels)
 
 
@@ -143,7 +157,13 @@ def rank_ends_s(
     hops = np.asarray(hop_s, dtype=np.float64)
     hops = np.broadcast_to(hops[:, None] if hops.ndim == 1 else hops, (sets, found.stages - 1))
     ends = np.empty((sets, len(found.last)))
-    block = max(ENTRIES // (len(found.nodes) + 1), 1)
+    if sets * len(found.last) < FEW:
+        for i in range(sets):
+            rows = (forward[i].tolist(), backward_input[i].tolist(), backward_weight[i].tolist(), hops[i].tolist())
+            done_one = _walk(found, *_tables(found, *rows))
+            ends[i] = [done_one[node] for node in found.last]
+        return ends
+    block = max(ENTRIES // len(found.before), 1)
     for lo in range(0, sets, block):
         part = slice(lo, lo + block)
         done = _ends(
@@ -167,14 +187,14 @@ def _edges(found: Flow, hops: Floats) -> Floats:
 
 def _ends(found: Flow, work: Floats, hops: Floats) -> Floats:
     """When each node is done, [1 + nodes, sets]."""
-    done = np.zeros((len(found.nodes) + 1, work.shape[1]))
+    done = np.zeros((len(found.before), work.shape[1]))
     for level in found.levels:
         ready = done[level.before]
-        for source, edge, _ in level.waits:
-            np.maximum(ready, done[source] + hops[edge], out=ready)
-        for _, _, row in level.waits:
-            ready += work[row]
-        done[level.first : level.last] = ready
+        for wait in level.waits:
+            np.maximum(ready, done[wait.source] + hops[wait.edge], out=ready)
+        for wait in level.waits:
+            ready += work[wait.work]
+        done[level.nodes] = ready
     return done
 
 
@@ -194,13 +214,15 @@ def _tables(
 
 def _walk(found: Flow, work: list[float], hops: list[float]) -> list[float]:
     """`_ends` of one set of times: faster so, for few ranks."""
-    done = [0.0]
-    for node in found.nodes:
-        now = done[node.before]
-        for source, edge, _ in node.waits:
-            now = max(now, done[source] + hops[edge])
-        for _, _, row in node.waits:
-            now += work[row]
+    done, pairs = [0.0], found.listed_pairs
+    for before, source, edge, row in found.listed:
+        now, ready = done[before], done[source] + hops[edge]
+        if ready > now:
+            now = ready
+        now += work[row]
+        if len(done) in pairs:
+            source, edge, other = pairs[len(done)]
+            now = max(done[before], ready, done[source] + hops[edge]) + work[row] + work[other]
         done.append(now)
     return done
 
@@ -229,14 +251,14 @@ def longest_chain(
     counts, crossed = [0] * len(work), [0] * found.stages
     at = max(found.last, key=lambda node: done[node])
     while at:
-        node = found.nodes[at - 1]
-        latest = done[node.before]
-        at = node.before
-        for source, edge, row in node.waits:
+        before, *wait = found.listed[at - 1]
+        waits = [tuple(wait), *filter(None, [found.listed_pairs.get(at)])]
+        latest, at = done[before], before
+        for source, edge, row in waits:
             counts[row] += 1
             if done[source] + hops[edge] > latest:
                 latest, at, over = done[source] + hops[edge], source, edge
-        if at != node.before and over < found.stages - 1:
+        if at != before and over < found.stages - 1:
             crossed[over] += found.crossing[over]
     n = found.stages
     f, i, w, b = (counts[k * n : (k + 1) * n] for k in range(4))

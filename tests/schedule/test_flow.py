@@ -44,7 +44,7 @@ def test_equal_to_the_event_timeline(data: st.DataObject, size: tuple[str, int, 
 @QUICK
 @given(st.data(), sizes())
 def test_many_sets_of_times_at_once(data: st.DataObject, size: tuple[str, int, int, int]) -> None:
-    """To the last bit what each gives alone."""
+    """To the last bit what each gives alone, few at once or many."""
     schedule = make_schedule(*size)
     stages = len(schedule.placement)
     found = [data.draw(st.composite(times)(stages)) for _ in range(3)]
@@ -52,6 +52,7 @@ def test_many_sets_of_times_at_once(data: st.DataObject, size: tuple[str, int, i
     rows = [np.array([one[i] for one in found]) for i in range(3)]
     alone = [schedule_s(schedule, *one, hop) for one, hop in zip(found, hops, strict=True)]
     assert schedules_s(schedule, *rows, np.array(hops)).tolist() == alone
+    assert schedules_s(schedule, *(np.tile(row, (20, 1)) for row in rows), np.tile(hops, 20)).tolist() == 20 * alone
 
 
 def test_many_sets_are_walked_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
