@@ -79,7 +79,7 @@ class Flow:
         return {n: (int(self.pairs.source[n]), int(self.pairs.edge[n]), int(self.pairs.work[n])) for n in nodes}
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def flow(schedule: Schedule) -> Flow:
     """Raises PlanError as `dry_run` does."""
     placement, order = schedule.placement, in_order(schedule)

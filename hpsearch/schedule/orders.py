@@ -78,9 +78,13 @@ def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[Step]:
 
 
 def interleaved(rank: int, ranks: int, virtual: int, micro_batches: int) -> list[Step]:
-    """Forwards ahead: all stages but the last for one group, and two a rank behind this one."""
-    ahead = (virtual - 1) * ranks + 2 * (ranks - 1 - rank)
+    ahead = interleaved_ahead(rank, ranks, virtual)
     return paired(rank, ranks, virtual, micro_batches, min(ahead, virtual * micro_batches))
+
+
+def interleaved_ahead(rank: int, ranks: int, virtual: int) -> int:
+    """Forwards ahead: all stages but the last for one group, and two a rank behind this one."""
+    return (virtual - 1) * ranks + 2 * (ranks - 1 - rank)
 
 
 def zero_bubble(rank: int, ranks: int, virtual: int, micro_batches: int) -> list[Step]:

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from hpsearch.estimate.pipeline import order, pipeline_path, pipeline_s, simulated_s
-from hpsearch.schedule import Event, simulate
+from hpsearch.estimate.pipeline import as_run, pipeline_path, pipeline_s, simulated_s
+from hpsearch.schedule import dry_run, make_schedule
+from tests.schedule.timed import timeline
 
 
 def test_worked_vectors() -> None:
@@ -23,27 +24,9 @@ def test_hop_latency_limits_the_rate() -> None:
 
 
 def timeline_s(forward: list[float], backward: list[float], stages: int, m: int) -> float:
-    """The same schedule as events, issued when what they wait for has been issued."""
-    count = len(forward)
-    left = {rank: list(order(stages, count // stages, m, rank)) for rank in range(stages)}
-    events: list[Event] = []
-    issued: set[str] = set()
-    while any(left.values()):
-        for rank, slots in left.items():
-            while slots:
-                chunk, micro, back = slots[0]
-                piece = chunk * stages + rank
-                wait = (
-                    (piece + 1, True) if back and piece + 1 < count else (piece, False) if back else (piece - 1, False)
-                )
-                after = (f"{wait[0]} {micro} {wait[1]}",) if wait[0] >= 0 else ()
-                if any(name not in issued for name in after):
-                    break
-                name = f"{piece} {micro} {back}"
-                events.append(Event(name, str(rank), backward[piece] if back else forward[piece], after))
-                issued.add(name)
-                slots.pop(0)
-    return simulate(events).end_s
+    """The same schedule, event by event."""
+    schedule = as_run(stages, len(forward) // stages, m)
+    return timeline(schedule, (forward, backward, [0.0] * len(forward)), [0.0] * (len(forward) - 1)).end_s
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -83,3 +66,17 @@ def test_the_longest_chain_is_the_gradient(seed: int) -> None:
         assert moved / 1e-7 == pytest.approx(path.backward[i], abs=0.01)
     hop = simulated_s(forward, backward, stages, m, 0.05 + 1e-7) - simulated_s(forward, backward, stages, m, 0.05)
     assert hop / 1e-7 == pytest.approx(path.hops, abs=0.01)
+
+
+def test_frameworks_run_the_schedules_of_the_papers() -> None:
+    """But for as many micro-batches as ranks, interleaved, where all forwards come first."""
+    assert as_run(4, 1, 9) == make_schedule("1f1b", 4, 1, 9)
+    assert as_run(4, 3, 8) == make_schedule("interleaved", 4, 3, 8)
+    assert as_run(4, 3, 4) != make_schedule("interleaved", 4, 3, 4)
+    assert dry_run(as_run(4, 3, 4)).peak_live == (12,) * 4
+
+
+def test_fewer_micro_batches_than_ranks_and_a_last_round_that_is_not_whole() -> None:
+    assert dry_run(as_run(8, 1, 3)).peak_live == (3, 3, 3, 3, 3, 3, 2, 1)
+    assert as_run(2, 2, 5).micro_batches == 5
+    assert len(dry_run(as_run(2, 2, 5)).order) == 2 * 4 * 5

@@ -13,9 +13,9 @@ from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape, ParallelLayout, estimate
 from hpsearch.estimate.parallel import RECOMPUTE
-from hpsearch.estimate.pipeline import order, pipeline_s, simulated_s
+from hpsearch.estimate.pipeline import as_run, pipeline_s, simulated_s
 from hpsearch.estimate.shape import transformer
-from hpsearch.schedule import Event, simulate
+from hpsearch.schedule import Event, dry_run, simulate
 from tests.cluster.test_properties import with_half_the_bandwidth
 from tests.estimate.test_pipeline import timeline_s
 
@@ -114,8 +114,9 @@ def test_all_forwards_first_takes_as_long_as_1f1b(stages: int, m: int, forward: 
 @given(st.sampled_from([2, 4, 8]), st.sampled_from([1, 2, 4]), st.integers(1, 5))
 def test_every_rank_does_every_chunk_of_every_micro_batch_once(stages: int, chunks: int, rounds: int) -> None:
     m = stages * rounds
-    for rank in range(stages):
-        wanted = {(c, i, back) for c in range(chunks) for i in range(m) for back in (False, True)}
-        found = order(stages, chunks, m, rank)
-        assert len(found) == len(wanted)
-        assert set(found) == wanted
+    schedule = as_run(stages, chunks, m)
+    assert len(dry_run(schedule).order) == 2 * stages * chunks * m
+    for rank, steps in enumerate(schedule.ranks):
+        wanted = {f"{c * stages + rank}{kind}{i}" for c in range(chunks) for i in range(m) for kind in "FB"}
+        assert set(map(str, steps)) == wanted
+        assert len(steps) == len(wanted)
