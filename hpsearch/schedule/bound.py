@@ -15,18 +15,19 @@ ones. The bound of many sets of times is one product of matrices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hpsearch.schedule.kinds import make_schedule
-from hpsearch.schedule.schedule import Action, Schedule
+from hpsearch.schedule.schedule import Action, Schedule, Step
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Key = tuple[str, int, int]
+COLUMNS = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}
 SHORT = 4
 """Rounds (micro-batches a rank) of which chains are read off the schedule itself."""
 ROUNDING = 1e-9
@@ -83,74 +84,94 @@ def chains(kind: str, stages: int, virtual: int, micro_batches: int) -> Floats:
 
 def chains_of(schedule: Schedule) -> Ints:
     """The chains of `chains`, read off one schedule."""
-    whole = {(a.stage, a.microbatch) for _, a in schedule.actions() if a.kind == "B"}
-    way = _Way(schedule.placement, whole)
-    return np.array([row for rank in range(len(schedule.ranks)) for row in _through(schedule, rank, way)])
+    ways = _Ways(schedule)
+    return np.array([row for rank in range(len(schedule.ranks)) for row in ways.through(rank)])
 
 
-class _Way:
-    """Of one micro-batch through all stages, by counts: what is before an action, and what comes behind it."""
+class _Ways:
+    """Chains of one schedule, as the columns they count in. A key is F, B (whole, or its input part) or W, stage and
+    micro-batch."""
 
-    def __init__(self, placement: tuple[int, ...], whole: set[tuple[int, int]]) -> None:
-        self.stages = len(placement)
-        self.crossing = np.array([a != b for a, b in pairwise(placement)], dtype=np.int64)
-        self.whole = whole
+    def __init__(self, schedule: Schedule) -> None:
+        self.placement = schedule.placement
+        self.stages = len(self.placement)
+        self.at: dict[Key, tuple[int, int]] = {}
+        """Rank and place in its order."""
+        self.columns: list[list[int]] = []
+        self.offsets: list[list[int]] = []
+        """By rank: the columns that its steps count in, one step behind the other; where those of each step begin."""
+        for rank, steps in enumerate(schedule.ranks):
+            columns, offsets = [], [0]
+            for i, step in enumerate(steps):
+                for action in step.parts:
+                    self.at[_key(action)] = rank, i
+                    columns += [kind * self.stages + action.stage for kind in COLUMNS[action.kind]]
+                offsets.append(len(columns))
+            self.columns.append(columns)
+            self.offsets.append(offsets)
+        self.ends = [self._ends(steps) for steps in schedule.ranks]
 
-    def none(self) -> Ints:
-        return np.zeros(4 * self.stages - 1, dtype=np.int64)
+    def _ends(self, steps: tuple[Step, ...]) -> tuple[Key, Key, Key, Key]:
+        """Of a rank: its first forward, its first and last backward, its last forward."""
+        keys = [_key(action) for step in steps for action in step.parts]
+        forwards, backwards = ([key for key in keys if key[0] == kind] for kind in "FB")
+        return forwards[0], backwards[0], backwards[-1], forwards[-1]
 
-    def count(self, row: Ints, action: Action) -> None:
-        kinds = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}[action.kind]
-        for kind in kinds:
-            row[kind * self.stages + action.stage] += 1
+    def done(self, rank: int, start: int, end: int) -> list[int]:
+        """What a rank does in its steps `start` to `end` - 1."""
+        return self.columns[rank][self.offsets[rank][start] : self.offsets[rank][end]]
 
-    def forwards(self, row: Ints, first: int, last: int) -> None:
-        """Stages `first` to `last` - 1, and the hops before and behind them that lead from or to other stages."""
-        row[first:last] += 1
-        hops = 3 * self.stages
-        row[hops + max(first - 1, 0) : hops + last] += self.crossing[max(first - 1, 0) : last]
+    def step(self, key: Key) -> list[int]:
+        """What is done at once with this: itself, and what it is paired with."""
+        rank, i = self.at[key]
+        return self.done(rank, i, i + 1)
 
-    def backwards(self, row: Ints, first: int, last: int, micro: int) -> None:
-        """Stages `first` - 1 down to `last`, with the hops to the first of them and behind the last."""
-        for stage in range(last, first):
-            row[self.stages + stage] += 1
-            row[2 * self.stages + stage] += (stage, micro) in self.whole
-        hops = 3 * self.stages
-        row[hops + max(last - 1, 0) : hops + first] += self.crossing[max(last - 1, 0) : first]
+    def onward(self, key: Key) -> Iterator[tuple[list[int], Key]]:
+        """What waits for this, what waits for that, and so on, each with the hop on the way to it."""
+        kind, stage, micro = key
+        while kind != "W":
+            before = stage
+            if kind == "F" and stage + 1 < self.stages:
+                stage += 1
+            elif kind == "F":
+                kind = "B"
+            elif stage:
+                stage -= 1
+            elif ("W", stage, micro) in self.at:
+                kind = "W"
+            else:
+                return
+            crosses = self.placement[before] != self.placement[stage]
+            yield [3 * self.stages + min(before, stage)] * crosses, (kind, stage, micro)
 
-    def before(self, action: Action) -> Ints:
-        row, stage = self.none(), action.stage
-        if action.kind == "F":
-            self.forwards(row, 0, stage)
-        elif action.kind in "BI":
-            self.forwards(row, 0, self.stages)
-            self.backwards(row, self.stages, stage + 1, action.microbatch)
-        return row
+    def before(self, key: Key) -> list[int]:
+        """All of its micro-batch that comes first."""
+        first: Key = ("F", 0, key[2])
+        columns = [] if key == first else self.step(first)
+        for hop, other in self.onward(first) if key != first else ():
+            columns += hop
+            if other == key:
+                break
+            columns += self.step(other)
+        return columns
 
-    def behind(self, action: Action) -> Ints:
-        row, stage, micro = self.none(), action.stage, action.microbatch
-        if action.kind == "F":
-            self.forwards(row, stage + 1, self.stages)
-            self.backwards(row, self.stages, 0, micro)
-        elif action.kind in "BI":
-            self.backwards(row, stage, 0, micro)
-        if action.kind != "W":
-            row[2 * self.stages] += (0, micro) not in self.whole
-        return row
+    def behind(self, key: Key) -> list[int]:
+        """The rest of its micro-batch, up to the weight part of stage 0."""
+        return [column for hop, other in self.onward(key) for column in hop + self.step(other)]
+
+    def through(self, rank: int) -> list[Ints]:
+        """The six chains through a rank; of nothing where the end comes before the beginning."""
+        forward, backward, last_backward, last_forward = self.ends[rank]
+        rows, steps = [], len(self.offsets[rank]) - 1
+        for first in (forward, backward):
+            begin, start = self.before(first), self.at[first][1]
+            for last in (last_forward, last_backward, None):
+                end = steps if last is None else self.at[last][1] + 1
+                behind = [] if last is None else self.behind(last)
+                columns = begin + self.done(rank, start, end) + behind if start < end else []
+                rows.append(np.bincount(np.array(columns, dtype=np.int64), minlength=4 * self.stages - 1))
+        return rows
 
 
-def _through(schedule: Schedule, rank: int, way: _Way) -> list[Ints]:
-    """The six chains through a rank."""
-    steps = schedule.ranks[rank]
-    parts = [(i, part) for i, step in enumerate(steps) for part in step.parts]
-    firsts = [next((i, part) for i, part in parts if part.kind in kinds) for kinds in ("F", "BI")]
-    lasts = [next((i, part) for i, part in reversed(parts) if part.kind in kinds) for kinds in ("F", "BI", "BIW")]
-    rows = []
-    for start, first in firsts:
-        for end, last in lasts:
-            row = way.before(first) + way.behind(last)
-            for i, part in parts:
-                if start <= i <= end:
-                    way.count(row, part)
-            rows.append(row if start <= end else way.none())
-    return rows
+def _key(action: Action) -> Key:
+    return ("B" if action.kind == "I" else action.kind, action.stage, action.microbatch)

@@ -58,7 +58,7 @@ BELOW = {
     ("zb-h1", "equal"): 0.0, ("zb-h1", "near"): 0.05,
     ("interleaved-zb", "equal"): 0.0, ("interleaved-zb", "near"): 0.09,
     ("zbv", "equal"): 0.11, ("zbv", "near"): 0.07,
-    ("dualpipev", "equal"): 0.10, ("dualpipev", "near"): 0.10,
+    ("dualpipev", "equal"): 0.07, ("dualpipev", "near"): 0.07,
 }  # fmt: skip
 """How much of the simulated seconds the bound may miss at worst: equal stages without hops; 20 % uneven ones with hops
 of up to 5 % of a forward."""
@@ -80,7 +80,7 @@ def test_how_far_below(kind: str, how: str) -> None:
     assert missed(kind, how).max() <= BELOW[kind, how] + 1e-8
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"gpipe", "dualpipev"}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"gpipe"}))
 def test_in_the_median_within_two_percent_of_uneven_stages(kind: str) -> None:
     assert np.median(missed(kind, "near")) <= 0.02
 
