@@ -1,7 +1,7 @@
 """When the last backward of a pipeline ends: its schedule run on the times of its chunks.
 
-Long runs of micro-batches are not simulated: once the pipeline is full each further round takes the same time, so two
-short runs give a long one. That is a good estimate and not exact; a plan's own seconds come from `schedule_s`.
+Long runs of micro-batches are not simulated: two short ones give them, as if each further round took the same time.
+Interleaved and with uneven chunks that comes true late (decision 29); a plan's own seconds come from `schedule_s`.
 """
 
 from __future__ import annotations

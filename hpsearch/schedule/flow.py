@@ -236,6 +236,16 @@ class Chain:
     backward_weight: tuple[int, ...]
     hops: tuple[int, ...]
 
+    def seconds(
+        self, forward: Floats, backward_input: Floats, backward_weight: Floats, hop_s: ArrayLike = 0.0
+    ) -> Floats:
+        """Its length under many sets of times, as `schedules_s` takes them: a lower bound of what that gives, up to
+        rounding, for any times; where the chain was found it is what that gives."""
+        hops = np.asarray(hop_s, dtype=np.float64)
+        hops = np.broadcast_to(hops[:, None] if hops.ndim == 1 else hops, (len(forward), len(self.hops)))
+        whole = forward @ self.forward + backward_input @ self.backward_input + backward_weight @ self.backward_weight
+        return np.asarray(whole + hops @ self.hops)
+
 
 def longest_chain(
     schedule: Schedule,

@@ -27,6 +27,17 @@ class Kind:
     """Whether some backwards are split into input and weight parts."""
     vee: bool = False
 
+    @property
+    def rule(self) -> str:
+        """What is legal, in one line."""
+        exact, least = self.least_virtual == self.most_virtual, self.least_virtual
+        stages = f"{'' if exact else 'at least '}{least} stage{'s'[: least > 1]} on each rank"
+        if self.whole_rounds:
+            return f"{stages}; micro-batches a multiple of the ranks"
+        many = {0: "any number of micro-batches", 1: "at least as many micro-batches as ranks"}
+        counted = many.get(self.least_micro_batches, f"at least {self.least_micro_batches} micro-batches a rank")
+        return f"{stages}{', placed in a V' if self.vee else ''}; {counted}"
+
 
 KINDS = {
     kind.name: kind

@@ -171,3 +171,15 @@ REFUSALS = {
 def test_refusals_name_field_value_and_what_is_legal(asked: tuple[str, int, int, int]) -> None:
     with pytest.raises(LegalityError, match=re.escape(REFUSALS[asked])):
         make_schedule(*asked)
+
+
+def test_rules_in_one_line_each() -> None:
+    assert {name: kind.rule for name, kind in KINDS.items()} == {
+        "gpipe": "1 stage on each rank; any number of micro-batches",
+        "1f1b": "1 stage on each rank; at least as many micro-batches as ranks",
+        "interleaved": "at least 2 stages on each rank; micro-batches a multiple of the ranks",
+        "zb-h1": "1 stage on each rank; at least as many micro-batches as ranks",
+        "interleaved-zb": "at least 2 stages on each rank; micro-batches a multiple of the ranks",
+        "zbv": "2 stages on each rank, placed in a V; any number of micro-batches",
+        "dualpipev": "2 stages on each rank, placed in a V; at least 2 micro-batches a rank",
+    }

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hpsearch.errors import PlanError
 from hpsearch.schedule import (
+    KINDS,
     Action,
     Schedule,
     dry_run,
@@ -148,16 +149,32 @@ def test_the_turn_of_a_v_costs_no_hop() -> None:
 
 @QUICK
 @given(st.data(), sizes(most_ranks=4))
-def test_the_longest_chain_adds_up_and_is_the_gradient(data: st.DataObject, size: tuple[str, int, int, int]) -> None:
+def test_the_longest_chain_bounds_all_other_times(data: st.DataObject, size: tuple[str, int, int, int]) -> None:
     schedule = make_schedule(*size)
     stages = len(schedule.placement)
     found = data.draw(st.composite(times)(stages, 0.1))
     hop = data.draw(st.floats(0.0, 0.5))
     chain = longest_chain(schedule, *found, hop)
-    counts = (*chain.forward, *chain.backward_input, *chain.backward_weight)
-    flat = [x for row in found for x in row]
-    whole = sum(n * x for n, x in zip(counts, flat, strict=True)) + hop * sum(chain.hops)
-    assert whole == pytest.approx(schedule_s(schedule, *found, hop), rel=1e-9)
+    rows = [np.array([row]) for row in found]
+    assert chain.seconds(*rows, hop) == pytest.approx(schedule_s(schedule, *found, hop), rel=1e-9)
+    others = np.random.default_rng(0).random((3, 40, stages))
+    assert (chain.seconds(*others, 0.1) <= schedules_s(schedule, *others, 0.1) * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_longest_chain_is_the_gradient(kind: str) -> None:
+    """Its counts are what the whole gets longer by when one time does, where nothing is exactly as long."""
+    schedule = make_schedule(kind, 3, KINDS[kind].least_virtual, 6)
+    stages = len(schedule.placement)
+    rng = np.random.default_rng(1)
+    found = [(1 + rng.random(stages)).tolist() for _ in range(3)]
+    chain = longest_chain(schedule, *found, 0.05)
+    before = schedule_s(schedule, *found, 0.05)
+    for kind_of, counts in enumerate((chain.forward, chain.backward_input, chain.backward_weight)):
+        for stage, count in enumerate(counts):
+            more = [[x + 1e-7 * ((i, j) == (kind_of, stage)) for j, x in enumerate(row)] for i, row in enumerate(found)]
+            assert (schedule_s(schedule, *more, 0.05) - before) / 1e-7 == pytest.approx(count, abs=0.01)
+    assert (schedule_s(schedule, *found, 0.05 + 1e-7) - before) / 1e-7 == pytest.approx(sum(chain.hops), abs=0.01)
 
 
 def forms(stage: int, kinds: str) -> list[tuple[Action, ...]]:
