@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Key = tuple[str, int, int]
 COLUMNS = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}
-SHORT = 4
+SHORT = 3
 """Rounds (micro-batches a rank) of which chains are read off the schedule itself."""
 ROUNDING = 1e-9
 """What the bound stays below a sum of up to millions of terms, whichever way it is added up."""
@@ -75,11 +75,15 @@ def chains(kind: str, stages: int, virtual: int, micro_batches: int) -> Floats:
     """How often forward, input part, weight part of each stage, and each hop lie on each chain: [chains, columns]."""
     rounds = micro_batches // stages
     if rounds <= SHORT + 1:
-        return chains_of(make_schedule(kind, stages, virtual, micro_batches)).astype(np.float64)
+        return _of_short(kind, stages, virtual, micro_batches).astype(np.float64)
     short = SHORT * stages + micro_batches % stages
-    one = chains_of(make_schedule(kind, stages, virtual, short))
-    two = chains_of(make_schedule(kind, stages, virtual, short + stages))
+    one, two = (_of_short(kind, stages, virtual, m) for m in (short, short + stages))
     return np.asarray(one + (rounds - SHORT) * (two - one), dtype=np.float64)
+
+
+@lru_cache(maxsize=1024)
+def _of_short(kind: str, stages: int, virtual: int, micro_batches: int) -> Ints:
+    return chains_of(make_schedule(kind, stages, virtual, micro_batches))
 
 
 def chains_of(schedule: Schedule) -> Ints:

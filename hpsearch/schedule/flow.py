@@ -17,11 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hpsearch.schedule.dry_run import in_order
-from hpsearch.schedule.schedule import Action, Schedule
+from hpsearch.schedule.schedule import KIND_ORDER, Ints, Schedule
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-KINDS = "FIWB"
 ENTRIES = 4_000_000
 """Most end times held at once: many sets of times are walked through in blocks."""
 FEW = 40
@@ -84,43 +82,45 @@ def flow(schedule: Schedule) -> Flow:
     """Raises PlanError as `dry_run` does."""
     placement, order = schedule.placement, in_order(schedule)
     stages = len(placement)
-    level, last, before = [0], [0] * len(schedule.ranks), [0]
-    for node, (rank, source) in enumerate(zip(order.ranks, order.inputs, strict=True), start=1):
-        other = order.of_pairs.get(node, 0)
-        level.append(1 + max(level[last[rank]], level[source], level[other]))
-        before.append(last[rank])
+    ranked = np.lexsort((order.ranks, order.levels))
+    new = np.zeros(len(ranked) + 1, dtype=np.int64)
+    new[ranked + 1] = np.arange(1, len(ranked) + 1)
+    node_of = np.zeros(len(ranked), dtype=np.int64)
+    node_of[np.array(order.steps, dtype=np.int64)[ranked]] = np.arange(1, len(ranked) + 1)
+
+    def renamed(nodes: list[int]) -> Ints:
+        return np.concatenate([[0], new[np.array(nodes, dtype=np.int64)[ranked]]])
+
+    first, second = _hops_and_work(schedule, node_of)
+    waits, pairs = Waits(renamed(order.inputs), *first), Waits(renamed(order.others), *second)
+    last = [0] * len(schedule.ranks)
+    for node, rank in enumerate(order.ranks, start=1):
         last[rank] = node
-    ranked = np.lexsort(([-1, *order.ranks], level))
-    new = np.empty(len(ranked), dtype=np.int64)
-    new[ranked] = np.arange(len(ranked))
-    waits = _waits([step.parts[0] for step in order.steps], order.inputs, stages)
-    seconds = [order.steps[node - 1].parts[1] for node in order.of_pairs]
-    pairs = _waits(seconds, list(order.of_pairs.values()), stages, np.array([0, *order.of_pairs]), len(ranked))
-    waits, pairs = (Waits(new[one.source[ranked]], one.edge[ranked], one.work[ranked]) for one in (waits, pairs))
-    steps_before = new[np.array(before)[ranked]]
+    before = renamed(order.before)
+    levels = _levels(np.bincount(order.levels).tolist()[1:], before, waits, pairs, stages)
     crossing = tuple(a != b for a, b in pairwise(placement))
-    levels = _levels(np.bincount(level).tolist(), steps_before, waits, pairs, stages)
-    return Flow(stages, steps_before, waits, pairs, levels, tuple(new[last].tolist()), crossing)
+    return Flow(stages, before, waits, pairs, levels, tuple(new[last].tolist()), crossing)
 
 
-def _waits(
-    actions: list[Action], sources: list[int], stages: int, nodes: Ints | None = None, count: int | None = None
-) -> Waits:
-    """Waits of `actions`, which are the nodes from 1 on, or `nodes` (behind 0) of `count`."""
-    stage = np.array([action.stage for action in actions], dtype=np.int64)
-    kind = np.array([KINDS.index(action.kind) for action in actions], dtype=np.int64)
-    edge = np.where(
-        kind == KINDS.index("F"), (stage - 1) % stages, np.where(kind == KINDS.index("W"), stages - 1, stage)
-    )
-    found = Waits(*(np.full(count or len(actions) + 1, no) for no in (0, stages - 1, 4 * stages)))
-    at = slice(1, None) if nodes is None else nodes[1:]
-    found.source[at], found.edge[at], found.work[at] = sources, edge, kind * stages + stage
-    return found
+def _hops_and_work(schedule: Schedule, node_of: Ints) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """Rows of hops and of work by node, given the node of each step; then those of the second action of a pair."""
+    stages = len(schedule.placement)
+    _, step, stage, kind, _ = schedule.table.T
+    edge = np.where(kind == KIND_ORDER["W"], stages - 1, stage)
+    edge = np.where(kind == KIND_ORDER["F"], (stage - 1) % stages, edge)
+    second = np.zeros(len(step), dtype=bool)
+    second[1:] = step[1:] == step[:-1]
+    found = []
+    for part in (~second, second):
+        edges, works = (np.full(len(node_of) + 1, nothing) for nothing in (stages - 1, 4 * stages))
+        edges[node_of[step[part]]], works[node_of[step[part]]] = edge[part], (kind * stages + stage)[part]
+        found.append((edges, works))
+    return found[0], found[1]
 
 
 def _levels(sizes: list[int], before: Ints, waits: Waits, pairs: Waits, stages: int) -> tuple[Level, ...]:
-    levels, lo = [], sizes[0]
-    for size in sizes[1:]:
+    levels, lo = [], 1
+    for size in sizes:
         nodes = slice(lo, lo + size)
         some = [waits] + [pairs] * bool((pairs.work[nodes] != 4 * stages).any())
         levels.append(Level(nodes, before[nodes], tuple(one.of(nodes) for one in some)))

@@ -11,9 +11,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hpsearch.errors import PlanError
 
+Ints = NDArray[np.int64]
+KIND_ORDER = {kind: i for i, kind in enumerate("FIWB")}
 _TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
 _PAIR = re.compile(r"\((\d+F\d+);(\d+B\d+)\)OVERLAP_F_B")
 
@@ -98,24 +104,34 @@ class Schedule:
                     yield rank, action
 
     @cached_property
+    def table(self) -> Ints:
+        """Every action, in the order of `actions`: rank, step (counted through all ranks), stage, kind, micro-batch."""
+        rows, at = [], 0
+        for rank, steps in enumerate(self.ranks):
+            for step in steps:
+                for one in step.parts:
+                    rows.append((rank, at, one.stage, KIND_ORDER[one.kind], one.microbatch))
+                at += 1
+        return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
+    @cached_property
     def placement(self) -> tuple[int, ...]:
         """The rank that holds each stage. Raises PlanError when a stage stands on two ranks, or on none."""
-        found: dict[int, int] = {}
-        for rank, action in self.actions():
-            if found.setdefault(action.stage, rank) != rank:
-                problem = (
-                    f"expected one rank to hold stage {action.stage}, but ranks {found[action.stage]} and {rank} do"
-                )
-                raise PlanError("schedule", problem, f"Move {action} to rank {found[action.stage]}.")
-        for stage in range(max(found, default=-1)):
-            if stage not in found:
-                problem = f"expected stages 0 to {max(found)}, but no rank does anything for stage {stage}"
+        count = max(len(self.ranks), 1)
+        held = [divmod(one, count) for one in np.unique(self.table[:, 2] * count + self.table[:, 0]).tolist()]
+        for (stage, rank), (other_stage, other) in pairwise(held):
+            if stage == other_stage:
+                problem = f"expected one rank to hold stage {stage}, but ranks {rank} and {other} do"
+                raise PlanError("schedule", problem, f"Move its actions to rank {rank}.")
+        for expected, (stage, _) in enumerate(held):
+            if stage != expected:
+                problem = f"expected stages 0 to {held[-1][0]}, but no rank does anything for stage {expected}"
                 raise PlanError("schedule", problem, "Give each stage its actions.")
-        return tuple(found[stage] for stage in range(len(found)))
+        return tuple(rank for _, rank in held)
 
     @cached_property
     def micro_batches(self) -> int:
-        return 1 + max((action.microbatch for _, action in self.actions()), default=-1)
+        return int(self.table[:, 4].max(initial=-1)) + 1
 
 
 def one_stage(micro_batches: int) -> Schedule:
