@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hpsearch.schedule.kinds import make_schedule
-from hpsearch.schedule.schedule import Action, Schedule, Step
+from hpsearch.schedule.schedule import KIND_ORDER, Ints, Schedule
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Key = tuple[str, int, int]
-COLUMNS = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}
+COLUMN = [0, 1, 2, 1]
+"""By kind, F I W B: which of three it counts in first; B counts in the third too."""
 SHORT = 3
 """Rounds (micro-batches a rank) of which chains are read off the schedule itself."""
 ROUNDING = 1e-9
@@ -99,36 +99,28 @@ class _Ways:
     def __init__(self, schedule: Schedule) -> None:
         self.placement = schedule.placement
         self.stages = len(self.placement)
-        self.at: dict[Key, tuple[int, int]] = {}
-        """Rank and place in its order."""
-        self.columns: list[list[int]] = []
-        self.offsets: list[list[int]] = []
-        """By rank: the columns that its steps count in, one step behind the other; where those of each step begin."""
-        for rank, steps in enumerate(schedule.ranks):
-            columns, offsets = [], [0]
-            for i, step in enumerate(steps):
-                for action in step.parts:
-                    self.at[_key(action)] = rank, i
-                    columns += [kind * self.stages + action.stage for kind in COLUMNS[action.kind]]
-                offsets.append(len(columns))
-            self.columns.append(columns)
-            self.offsets.append(offsets)
-        self.ends = [self._ends(steps) for steps in schedule.ranks]
+        rank, step, stage, kind, micro = schedule.table.T
+        whole = (kind == KIND_ORDER["B"]).astype(np.int64)
+        after = np.cumsum(1 + whole)
+        self.columns = np.repeat(np.array(COLUMN)[kind] * self.stages + stage, 1 + whole)
+        self.columns[after[whole > 0] - 1] += self.stages
+        """Columns that all steps count in, one behind the other; a whole backward counts in two."""
+        self.ends = np.zeros(int(step.max()) + 2, dtype=np.int64)
+        np.maximum.at(self.ends, step + 1, after)
+        """Where the columns of each step end, one place on."""
+        self.at = np.full((3, self.stages, schedule.micro_batches), -1)
+        self.at[np.array(COLUMN)[kind], stage, micro] = step
+        self.table = {one: schedule.table[rank == one] for one in range(len(schedule.ranks))}
 
-    def _ends(self, steps: tuple[Step, ...]) -> tuple[Key, Key, Key, Key]:
-        """Of a rank: its first forward, its first and last backward, its last forward."""
-        keys = [_key(action) for step in steps for action in step.parts]
-        forwards, backwards = ([key for key in keys if key[0] == kind] for kind in "FB")
-        return forwards[0], backwards[0], backwards[-1], forwards[-1]
+    def key(self, row: Ints) -> Key:
+        return "FBW"[COLUMN[int(row[3])]], int(row[2]), int(row[4])
 
-    def done(self, rank: int, start: int, end: int) -> list[int]:
-        """What a rank does in its steps `start` to `end` - 1."""
-        return self.columns[rank][self.offsets[rank][start] : self.offsets[rank][end]]
+    def step(self, key: Key) -> int:
+        return int(self.at["FBW".index(key[0]), key[1], key[2]])
 
-    def step(self, key: Key) -> list[int]:
-        """What is done at once with this: itself, and what it is paired with."""
-        rank, i = self.at[key]
-        return self.done(rank, i, i + 1)
+    def done(self, first: int, last: int) -> Ints:
+        """What is done in steps `first` to `last`, both of one rank."""
+        return np.asarray(self.columns[self.ends[first] : self.ends[last + 1]])
 
     def onward(self, key: Key) -> Iterator[tuple[list[int], Key]]:
         """What waits for this, what waits for that, and so on, each with the hop on the way to it."""
@@ -141,7 +133,7 @@ class _Ways:
                 kind = "B"
             elif stage:
                 stage -= 1
-            elif ("W", stage, micro) in self.at:
+            elif self.step(("W", stage, micro)) >= 0:
                 kind = "W"
             else:
                 return
@@ -149,33 +141,34 @@ class _Ways:
             yield [3 * self.stages + min(before, stage)] * crosses, (kind, stage, micro)
 
     def before(self, key: Key) -> list[int]:
-        """All of its micro-batch that comes first."""
-        first: Key = ("F", 0, key[2])
-        columns = [] if key == first else self.step(first)
-        for hop, other in self.onward(first) if key != first else ():
+        """All of its micro-batch that comes first; with what each is paired with."""
+        columns: list[int] = []
+        now: Key = ("F", 0, key[2])
+        onward = self.onward(now)
+        while now != key:
+            columns += self.done(self.step(now), self.step(now)).tolist()
+            hop, now = next(onward)
             columns += hop
-            if other == key:
-                break
-            columns += self.step(other)
         return columns
 
     def behind(self, key: Key) -> list[int]:
         """The rest of its micro-batch, up to the weight part of stage 0."""
-        return [column for hop, other in self.onward(key) for column in hop + self.step(other)]
+        columns: list[int] = []
+        for hop, other in self.onward(key):
+            columns += hop + self.done(self.step(other), self.step(other)).tolist()
+        return columns
 
     def through(self, rank: int) -> list[Ints]:
         """The six chains through a rank; of nothing where the end comes before the beginning."""
-        forward, backward, last_backward, last_forward = self.ends[rank]
-        rows, steps = [], len(self.offsets[rank]) - 1
-        for first in (forward, backward):
-            begin, start = self.before(first), self.at[first][1]
-            for last in (last_forward, last_backward, None):
-                end = steps if last is None else self.at[last][1] + 1
-                behind = [] if last is None else self.behind(last)
-                columns = begin + self.done(rank, start, end) + behind if start < end else []
-                rows.append(np.bincount(np.array(columns, dtype=np.int64), minlength=4 * self.stages - 1))
+        table = self.table[rank]
+        forwards, backwards = (table[np.isin(table[:, 3], kinds)] for kinds in ([0], [1, 3]))
+        rows, columns = [], 4 * self.stages - 1
+        for first in (forwards[0], backwards[0]):
+            begin = self.before(self.key(first))
+            for last in (forwards[-1], backwards[-1], None):
+                behind = [] if last is None else self.behind(self.key(last))
+                start, end = int(first[1]), int(table[-1, 1] if last is None else last[1])
+                row = np.bincount(self.done(start, end), minlength=columns)
+                row += np.bincount(np.array(begin + behind, dtype=np.int64), minlength=columns)
+                rows.append(row if start <= end else 0 * row)
         return rows
-
-
-def _key(action: Action) -> Key:
-    return ("B" if action.kind == "I" else action.kind, action.stage, action.microbatch)
