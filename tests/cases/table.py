@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 FILES = {
     "SHP": "test_shape.py", "CFG": "test_config.py", "NUM": "test_numerics.py", "CKP": "test_checkpoint.py",
-    "MEM": "test_memory.py", "ROB": "test_robustness.py", "TOP": "test_topology.py", "UX": "test_ux.py",
+    "MEM": "test_memory.py", "PIP": "test_pipeline.py", "ROB": "test_robustness.py", "TOP": "test_topology.py",
+    "UX": "test_ux.py",
 }  # fmt: skip
 """Kind of a case, by the letters of its id, and the file of its tests."""
 
@@ -199,7 +200,7 @@ CASES = (
     Case("TOP-13", "latency left out: many small collectives win",
          "latency counted", "pytorch/pytorch/pull/119897"),
     Case("PIP-01", "fewer micro-batches than stages hangs",
-         "refused, or another schedule", "pytorch/torchtitan/issues/775", CUT),
+         "refused, or another schedule", "pytorch/torchtitan/issues/775", CUT, here=True),
     Case("PIP-03", "30 layers over 4 stages lose two",
          "all placed, once", "NVIDIA/Megatron-LM/issues/1304", CUT),
     Case("PIP-05", "a leftover stage option shrinks the model",
@@ -209,9 +210,9 @@ CASES = (
     Case("PIP-08", "a boundary tensor without gradient stalls the schedule",
          "a fixed list of sends", "pytorch/pytorch/issues/152827", CUT),
     Case("PIP-10", "interleaving with the wrong number of micro-batches",
-         "checked", "pytorch/torchtitan/pull/781", CUT),
+         "checked", "pytorch/torchtitan/pull/781", CUT, here=True),
     Case("PIP-11", "fill time left out of the objective",
-         "fill and steady state", "microsoft/nnscaler/issues/30", CUT),
+         "fill and steady state", "microsoft/nnscaler/issues/30", CUT, here=True),
     Case("PIP-13", "an even cut fills the end devices and leaves others half empty",
          "balanced bytes; a given cut kept", "ollama/ollama/issues/12010", CUT),
     Case("MOE-01", "160 experts over 64 ranks",
