@@ -13,7 +13,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from hpsearch.errors import LegalityError, PlanError
 from hpsearch.schedule import Schedule, longest_chain, schedule_s, schedules_s
+from hpsearch.schedule.flow import flow
 from hpsearch.schedule.orders import interleaved_ahead, paired
 
 Floats = NDArray[np.float64]
@@ -25,6 +27,7 @@ def as_run(stages: int, chunks: int, micro_batches: int) -> Schedule:
 
     They take numbers of micro-batches that `make_schedule` refuses: fewer than ranks, a last round that is not whole.
     And where micro-batches are as many as ranks, interleaved, all forwards come first (Narayanan et al. 2021's code).
+    Raises LegalityError where a last round is so small that ranks would wait for each other.
     """
     total = micro_batches * chunks
 
@@ -33,7 +36,18 @@ def as_run(stages: int, chunks: int, micro_batches: int) -> Schedule:
             return stages - 1 - rank
         return total if micro_batches == stages else interleaved_ahead(rank, stages, chunks)
 
-    return Schedule(tuple(tuple(paired(r, stages, chunks, micro_batches, min(ahead(r), total))) for r in range(stages)))
+    ranks = (paired(r, stages, chunks, micro_batches, min(ahead(r), total)) for r in range(stages))
+    schedule = Schedule(tuple(map(tuple, ranks)))
+    try:
+        flow(schedule)
+    except PlanError as hang:
+        rest = micro_batches % stages
+        problem = (
+            f"expected whole rounds of pp = {stages} where vpp = {chunks}, but the last has {rest}, and {hang.problem}"
+        )
+        near = f"Legal: {micro_batches - rest}, {micro_batches - rest + stages}, …"
+        raise LegalityError(f"layout, micro_batches = {micro_batches}", f"{problem}, and {hang.problem}", near) from hang
+    return schedule
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from hpsearch.errors import LegalityError
 from hpsearch.estimate.pipeline import as_run, pipeline_path, pipeline_s, simulated_s
 from hpsearch.schedule import dry_run, make_schedule
 from tests.schedule.timed import timeline
@@ -80,3 +81,9 @@ def test_fewer_micro_batches_than_ranks_and_a_last_round_that_is_not_whole() -> 
     assert dry_run(as_run(8, 1, 3)).peak_live == (3, 3, 3, 3, 3, 3, 2, 1)
     assert as_run(2, 2, 5).micro_batches == 5
     assert len(dry_run(as_run(2, 2, 5)).order) == 2 * 4 * 5
+
+
+def test_a_last_round_too_small_to_go_on_is_refused_by_name() -> None:
+    told = r"layout, micro_batches = 10: expected whole rounds of pp = 8 where vpp = 2, but the last has 2, and nobody "
+    with pytest.raises(LegalityError, match=told + r"goes on: rank .* Legal: 8, 16, …"):
+        pipeline_s([1.0] * 16, [2.0] * 16, 8, 10, 0.0)
