@@ -42,11 +42,10 @@ def as_run(stages: int, chunks: int, micro_batches: int) -> Schedule:
         flow(schedule)
     except PlanError as hang:
         rest = micro_batches % stages
-        problem = (
-            f"expected whole rounds of pp = {stages} where vpp = {chunks}, but the last has {rest}, and {hang.problem}"
-        )
-        near = f"Legal: {micro_batches - rest}, {micro_batches - rest + stages}, …"
-        raise LegalityError(f"layout, micro_batches = {micro_batches}", f"{problem}, and {hang.problem}", near) from hang
+        wanted = f"expected whole rounds of pp = {stages} where vpp = {chunks}, but the last has {rest}"
+        legal = f"Legal: {micro_batches - rest}, {micro_batches - rest + stages}, …"
+        where = f"layout, micro_batches = {micro_batches}"
+        raise LegalityError(where, f"{wanted}, and {hang.problem}", legal) from hang
     return schedule
 
 
