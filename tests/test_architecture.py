@@ -23,6 +23,7 @@ ORDER = [
     ("solve",),
     ("cost",),
     ("estimate",),
+    ("space",),
     ("plan",),
     ("search",),
     ("capture",),

@@ -7,7 +7,7 @@ what comes once a step. `Priced` holds everything that does not depend on the fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -176,9 +176,12 @@ def assembled(
         total = seconds["embedding"] * (1.0 if chunk.embedding else 0.0) + seconds["head"] * float(chunk.heads)
         for name, count in chunk.blocks.items():
             total = total + seconds[name] * count
+        if chunk.again is not None:
+            repeat = sum((seconds[name].repeat * count for name, count in chunk.again.items()), np.zeros(len(KINDS)))
+            total = replace(total, repeat=repeat)
         gather = reduce = 0.0
         if layout.fsdp:
-            gather, reduce = _fsdp_s(shape, layout, cluster, chunk, works)
+            gather, reduce = fsdp_s(shape, layout, cluster, chunk, works)
         found.append((total, gather, gather + reduce))
     reduce_s, gather_s, optimizer_s = _once(shape, layout, cluster, cut, works)
     hop = 2.0 * shape.hidden * layout.tokens / (layout.tp if layout.sp else 1)
@@ -203,9 +206,11 @@ def offloaded_s(
     found = []
     for chunk in cut:
         kept = sum(works[name].saved * count for name, count in chunk.blocks.items())
-        if layout.recompute == "full":
-            entries = 2.0 * shape.hidden * rows * chunk.layers
-            kept = layout.recompute_share * entries + (1 - layout.recompute_share) * kept
+        entry = 2.0 * shape.hidden * rows
+        if chunk.again is not None:
+            kept += entry * chunk.layers_again - sum(works[name].saved * count for name, count in chunk.again.items())
+        elif layout.recompute == "full":
+            kept = layout.recompute_share * entry * chunk.layers + (1 - layout.recompute_share) * kept
         found.append(layout.offload_share * kept / cluster.device.host_bytes_per_s)
     return tuple(found)
 
@@ -229,19 +234,20 @@ def chunk_params(
     return dense, expert
 
 
-def _fsdp_s(
+def fsdp_s(
     shape: ModelShape, layout: ParallelLayout, cluster: Cluster, chunk: Chunk, works: dict[str, Work]
 ) -> tuple[float, float]:
     """Gather of all layers of a chunk in 16 bit, and reduce-scatter of their gradients, block by block."""
     gather = reduce = 0.0
-    ranks, stride = layout.shards, layout.tp
-    sizes = [(works[name].params, float(count), ranks, stride) for name, count in chunk.blocks.items()]
+    ranks = layout.shards
+    dense = (ranks, layout.tp, layout.data_ranks // ranks)
+    sizes = [(works[name].params, float(count), *dense) for name, count in chunk.blocks.items()]
     if chunk.embedding:
-        sizes.append((shape.embedding_params / layout.tp, 1.0, ranks, stride))
-    experts = (min(layout.expert_data_ranks, ranks), layout.ep * layout.etp)
+        sizes.append((shape.embedding_params / layout.tp, 1.0, *dense))
+    shards = min(layout.expert_data_ranks, ranks)
+    experts = (shards, layout.ep * layout.etp, layout.expert_data_ranks // shards)
     sizes += [(works[name].expert_params, float(count), *experts) for name, count in chunk.blocks.items()]
-    copies = layout.data_ranks // ranks
-    for params, count, shards, apart in sizes:
+    for params, count, shards, apart, copies in sizes:
         if not params:
             continue
         if shards > 1:

@@ -101,16 +101,28 @@ class _Held:
     """Trained in place of all others; 0 without adapters."""
 
 
-def memory(shape: ModelShape, layout: ParallelLayout, cut: tuple[Chunk, ...] | None = None) -> Memory:
+def memory(
+    shape: ModelShape,
+    layout: ParallelLayout,
+    cut: tuple[Chunk, ...] | None = None,
+    works: dict[str, Work] | None = None,
+) -> Memory:
     """The fullest of all pipeline ranks. `cut`: the layers of each chunk, if they are not to be chosen here."""
-    ranks = range(layout.pp) if layout.pp < 3 or cut else (0, 1, layout.pp - 1)
-    works, cut = _works(shape, layout), cut or chunks(shape, layout)
+    ranks = range(layout.pp) if layout.pp < 3 or cut or layout.cut else (0, 1, layout.pp - 1)
+    works, cut = works or _works(shape, layout), cut or chunks(shape, layout)
     return max((_rank(shape, layout, rank, cut, works) for rank in ranks), key=lambda one: one.peak_bytes)
 
 
-def rank_memory(shape: ModelShape, layout: ParallelLayout, rank: int, cut: tuple[Chunk, ...] | None = None) -> Memory:
-    """One device of pipeline rank `rank`, at the fullest of the three moments."""
-    return _rank(shape, layout, rank, cut or chunks(shape, layout), _works(shape, layout))
+def rank_memory(
+    shape: ModelShape,
+    layout: ParallelLayout,
+    rank: int,
+    cut: tuple[Chunk, ...] | None = None,
+    works: dict[str, Work] | None = None,
+) -> Memory:
+    """One device of pipeline rank `rank`, at the fullest of the three moments. `works`: of the blocks and the head, if
+    they are known already."""
+    return _rank(shape, layout, rank, cut or chunks(shape, layout), works or _works(shape, layout))
 
 
 def _works(shape: ModelShape, layout: ParallelLayout) -> dict[str, Work]:
@@ -240,7 +252,12 @@ def _activations(
         ) / len(mine)  # fmt: skip
     biggest = max((works[name].saved for chunk in mine for name in chunk.blocks), default=0.0)
     pair = sum(works[name].saved for name in set(shape.pattern[0]))
-    if layout.recompute == "full":
+    again = [(name, n) for chunk in mine if chunk.again is not None for name, n in chunk.again.items()]
+    if again:
+        left = sum((works[name].saved + works[name].copies) * n for name, n in again) / len(mine)
+        kept = whole - left + entry * sum(chunk.layers_again for chunk in mine) / len(mine)
+        return in_flight(layout, rank) * kept, max(pair, biggest) * 1.25
+    if layout.recompute == "full" and not layout.recomputed:
         share = layout.recompute_share
         kept = share * layers * entry + (1 - share) * whole
         return in_flight(layout, rank) * kept, max(pair, biggest) * 1.25
@@ -259,6 +276,22 @@ def _exchange(shape: ModelShape, layout: ParallelLayout, works: dict[str, Work])
     blocks = max((work.cp_bytes for work in works.values()), default=0.0)
     size += 2 * blocks * (1 if layout.cp_kind == "ring" else layout.cp)
     return size + 2 * max((work.ep_bytes for work in works.values()), default=0.0)
+
+
+def loss_bytes(shape: ModelShape, layout: ParallelLayout, works: dict[str, Work]) -> float:
+    """On the last stage at the loss, beside activations and what is gathered of the output projection."""
+    return works["head"].saved * (1 + shape.mtp_layers) if shape.vocab else 0.0
+
+
+def step_buffers(shape: ModelShape, layout: ParallelLayout, works: dict[str, Work]) -> tuple[float, float]:
+    """(in the backward of a layer at least, in collectives), on every stage of `layout`."""
+    pair = sum(works[name].saved for name in set(shape.pattern[0]))
+    return pair + _layer_buffers(shape, layout, works), _exchange(shape, layout, works)
+
+
+def context_bytes(layout: ParallelLayout) -> float:
+    """What is there before the first tensor: contexts and communicators."""
+    return _context(layout)
 
 
 def _bucket(layout: ParallelLayout, params: float) -> float:

@@ -45,6 +45,10 @@ class ParallelLayout:
     the layer's input and the results of attention and of every second matmul."""
     recompute_share: float = 1.0
     """Share of layers that a full recompute covers."""
+    cut: tuple[int, ...] = ()
+    """Layers of each of the pp·vpp chunks in model order; (): as even as `stages.chunks` makes them."""
+    recomputed: tuple[int, ...] = ()
+    """Under full recompute: how many layers of each chunk, its first ones, are computed again; (): the share above."""
     precision: str = "bf16"
     """bf16, fp16, fp8, mxfp8 or nvfp4: of the matmuls of linear layers. Everything else is 16 bit."""
     optimizer: str = "adamw"
@@ -108,10 +112,23 @@ class ParallelLayout:
             )  # fmt: skip
         if self.recompute not in RECOMPUTE:
             raise LegalityError("layout", f"expected recompute in {RECOMPUTE}, but got {self.recompute!r}", "")
+        for name in ("cut", "recomputed"):
+            if (found := len(getattr(self, name))) not in (0, self.chunks):
+                raise LegalityError(
+                    "layout", f"expected {name} of pp·vpp = {self.chunks} chunks, but found {found}", "Count again.",
+                )  # fmt: skip
+        if self.recomputed and (self.recompute != "full" or self.recompute_share != 1.0):
+            how = f"{self.recompute} with a share of {self.recompute_share}"
+            raise LegalityError("layout", f"expected full recompute beside layers recomputed, but found {how}", "")
 
     @property
     def dp(self) -> int:
         return self.devices // (self.tp * self.pp * self.cp)
+
+    @property
+    def chunks(self) -> int:
+        """Runs of layers: one for each virtual stage of each pipeline rank."""
+        return self.pp * max(self.vpp, 1)
 
     @property
     def micro_batches(self) -> int:

@@ -6,7 +6,7 @@ machines of one generation, by a product of two small arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
@@ -73,6 +73,17 @@ def work_seconds(works: dict[str, Work], layout: ParallelLayout, cluster: Cluste
     return {
         name: Seconds(forward[name], backward[name], _repeat(work, layout, name, forward[name], stream))
         for name, work in works.items()
+    }
+
+
+def recomputed(
+    works: dict[str, Work], seconds: dict[str, Seconds], layout: ParallelLayout, cluster: Cluster
+) -> dict[str, Seconds]:
+    """The same blocks with `layout`'s recompute; the layouts differ in nothing else."""
+    stream = cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency
+    return {
+        name: replace(one, repeat=_repeat(works[name], layout, name, one.forward, stream))
+        for name, one in seconds.items()
     }
 
 

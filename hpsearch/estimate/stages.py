@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpsearch.errors import LegalityError
 from hpsearch.estimate.parallel import ParallelLayout
-from hpsearch.estimate.shape import ModelShape
+from hpsearch.estimate.shape import Layer, ModelShape
 
 
 @dataclass(frozen=True)
@@ -18,27 +20,61 @@ class Chunk:
     embedding: bool
     heads: int
     """Passes through the output projection: one more for each extra-prediction layer."""
+    again: Counter[str] | None = None
+    """Blocks whose forward the backward repeats under full recompute, if that is told layer by layer."""
+    layers_again: int = 0
 
 
 def chunks(shape: ModelShape, layout: ParallelLayout) -> tuple[Chunk, ...]:
     """`pp·vpp` runs of layers: equal ones where they divide, else as even as whole layers allow once the embedding,
     the head and extra-prediction layers are counted as the layers they weigh. The last has a layer more or less if all
     others are equal then, since one of those with a layer too many would set the pace."""
-    count = layout.pp * max(layout.vpp, 1)
+    count = layout.chunks
     found, at = [], 0
-    for i, size in enumerate(_sizes(shape, count)):
+    for i, size in enumerate(_given(shape, layout) or sizes_of(shape, count)):
         blocks = Counter(block for layer in shape.pattern[at : at + size] for block in layer)
         last = i == count - 1
         if last and shape.mtp_layers:
             for block in shape.pattern[-1]:
                 blocks[block] += shape.mtp_layers
         heads = (1 + shape.mtp_layers) if last and shape.vocab else 0
-        found.append(Chunk(blocks, size, i == 0 and shape.vocab > 0, heads))
+        again, layers = _again(shape, layout, i, at, size, blocks)
+        found.append(Chunk(blocks, size, i == 0 and shape.vocab > 0, heads, again, layers))
         at += size
     return tuple(found)
 
 
-def _sizes(shape: ModelShape, count: int) -> list[int]:
+def of_layers(layers: Sequence[Layer]) -> Chunk:
+    """A chunk of these layers and nothing else."""
+    return Chunk(Counter(block for layer in layers for block in layer), len(layers), False, 0)
+
+
+def _given(shape: ModelShape, layout: ParallelLayout) -> tuple[int, ...]:
+    """The layout's own cut. LegalityError: it is not one of this model's layers."""
+    if layout.cut and (sum(layout.cut) != shape.layers or min(layout.cut) < 0):
+        raise LegalityError(
+            "layout", f"expected a cut of {shape.layers} layers, but found {sum(layout.cut)} in {layout.cut}", "",
+        )  # fmt: skip
+    return layout.cut
+
+
+def _again(
+    shape: ModelShape, layout: ParallelLayout, chunk: int, at: int, size: int, blocks: Counter[str]
+) -> tuple[Counter[str] | None, int]:
+    """What chunk number `chunk`, the layers from `at`, repeats; a chunk that repeats all repeats extra layers too."""
+    if not layout.recomputed:
+        return None, 0
+    layers = layout.recomputed[chunk]
+    if not 0 <= layers <= size:
+        raise LegalityError(
+            "layout", f"expected 0 to {size} recomputed layers of chunk {chunk}, but found {layers}", ""
+        )
+    if layers == size:
+        return blocks, layers
+    return Counter(block for layer in shape.pattern[at : at + layers] for block in layer), layers
+
+
+def sizes_of(shape: ModelShape, count: int) -> list[int]:
     """Layers of each chunk, adding up to all of them."""
     base, more = divmod(shape.layers, count)
     if not more and not shape.mtp_layers:

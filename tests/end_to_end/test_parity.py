@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-import hpsearch
 from hpsearch.capture import capture
-from hpsearch.cluster import Device, Tier
 from hpsearch.graph import ModelGraph
 from hpsearch.plan import Plan
 from hpsearch.search import search
 from tests.end_to_end.models import FAMILIES, ROWS, build
 from tests.end_to_end.parity import DTYPES, cast, compare, double_throughout, reference
 from tests.end_to_end.ranks import RankPool, RanksFailed
+from tests.end_to_end.slow import slow_devices
 
 PLANS: dict[str, tuple[int, dict[str, object]]] = {
     "ddp-2": (2, {"dp_replicate": 2}),
@@ -48,13 +47,6 @@ def graph(family: str, recipe: str) -> ModelGraph:
 def plan(family: str, recipe: str, name: str) -> Plan:
     devices, fix = PLANS[name]
     return search(graph(family, recipe), slow_devices(devices), global_batch=ROWS, fix=fix)
-
-
-def slow_devices(count: int) -> hpsearch.Cluster:
-    """Devices so slow, on links so fast, that the search splits whatever can be split."""
-    rates = (("float64", 1e8), ("float32", 2e8), ("bfloat16", 2e8))
-    device = Device("slow", 1 << 30, 1e9, 1.0, rates, 1.0, 1.0, 0.0, 0.0)
-    return hpsearch.Cluster("slow devices", count, device, (Tier("node", count, "wire", 1e12, 1e-9),), "for tests")
 
 
 @pytest.fixture(scope="module")

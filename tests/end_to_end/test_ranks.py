@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -21,18 +22,28 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankPool]:
     pool.close()
 
 
+JOB = "tests.end_to_end.test_ranks:odd_one_out"
+
+
 @pytest.mark.parametrize(
     ("what", "told"),
     [("sleep", "in odd_one_out"), ("die", "rank 1:\ndied"), ("raise", "rank 1 has had enough")],
 )
 def test_a_broken_job_is_told_and_the_next_one_runs(pool: RankPool, what: str, told: str) -> None:
     with pytest.raises(RanksFailed) as error:
-        pool.run("tests.end_to_end.test_ranks:odd_one_out", ranks=2, timeout_s=8, what=what)
+        pool.run(JOB, ranks=2, timeout_s=8, what=what)
     assert told in str(error.value)
-    assert pool.run("tests.end_to_end.test_ranks:odd_one_out", ranks=2, what="nothing") == [0, 1]
+    assert pool.run(JOB, ranks=2, what="nothing") == [0, 1]
 
 
-def odd_one_out(what: str) -> int:
+def test_a_rank_ended_by_a_signal_has_its_job_run_once_more(pool: RankPool, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"rank 1 was ended by signal 6(.|\n)*odd_one_out"):
+        assert pool.run(JOB, ranks=2, what="abort once", folder=str(tmp_path)) == [0, 1]
+    with pytest.warns(UserWarning, match="signal 6"), pytest.raises(RanksFailed, match="signal 6"):
+        pool.run(JOB, ranks=2, what="abort")
+
+
+def odd_one_out(what: str, folder: str = "") -> int:
     """Rank 1 does `what`; rank 0 is done at once."""
     rank = dist.get_rank()
     dist.barrier()
@@ -40,6 +51,10 @@ def odd_one_out(what: str) -> int:
         time.sleep(1000)
     if rank == 1 and what == "die":
         os._exit(3)
+    if rank == 1 and (what == "abort" or (what == "abort once" and not list(Path(folder).iterdir()))):
+        if folder:
+            Path(folder, "aborted").touch()
+        os.abort()
     if rank == 1 and what == "raise":
         raise ValueError("rank 1 has had enough")
     return rank

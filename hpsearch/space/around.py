@@ -1,0 +1,92 @@
+"""`Around`: what the surroundings of a layout's blocks cost, whatever the rows of a micro-batch: once a step, for a hop
+between stages, in state bytes, in gathers of fully sharded storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hpsearch.cluster.efficiency import Efficiency
+from hpsearch.estimate import ParallelLayout
+from hpsearch.estimate.estimate import fsdp_s, hop_seconds
+from hpsearch.estimate.memory import RESERVE, context_bytes, states
+from hpsearch.estimate.optimizer import traffic_bytes
+from hpsearch.estimate.stages import of_layers
+from hpsearch.estimate.work import Work
+from hpsearch.space.space import Space
+from hpsearch.space.tables import Table
+
+
+@dataclass(frozen=True)
+class Around:
+    once_s: float
+    """Of reduction, gather and update of the average stage, what nothing hides."""
+    room_bytes: float
+    """For tensors, on one device."""
+    per_dense: float
+    """State bytes of one parameter."""
+    per_expert: float
+    hop_s: float
+    """Of an empty message to the next stage."""
+    hop_s_per_byte: float
+    links_s: tuple[float, float]
+    """Gathers and reductions of fully sharded storage for one micro-batch of the whole model: forward, backward."""
+
+
+def around(space: Space, layout: ParallelLayout, table: Table, rates: Efficiency, works: dict[str, Work]) -> Around:
+    """`layout`: any with these surroundings; `table` and `works`: of its inside."""
+    cluster = space.cluster
+    empty = rates.links * hop_seconds(cluster, layout, 0.0) if layout.pp > 1 else 0.0
+    full = rates.links * hop_seconds(cluster, layout, 1e9) if layout.pp > 1 else 0.0
+    forward = backward = 0.0
+    if layout.fsdp:
+        whole = of_layers(space.shape.pattern)
+        ends = replace(whole, embedding=space.shape.vocab > 0)
+        gather, reduce = fsdp_s(space.shape, layout, cluster, ends, works)
+        forward, backward = rates.data * gather, rates.data * (gather + reduce)
+    room = (cluster.device.memory_bytes - context_bytes(layout)) / (1 + RESERVE)
+    return Around(
+        once_s(space, layout, table, rates), room, sum(states(layout, 1.0, 0.0)), sum(states(layout, 0.0, 1.0)), empty,
+        (full - empty) / 1e9, (forward, backward),
+    )  # fmt: skip
+
+
+def once_s(space: Space, layout: ParallelLayout, table: Table, rates: Efficiency) -> float:
+    """Of the average stage: the slowest one takes no less in all.
+
+    The estimate charges the stage with the largest sum of reduction, gather and update; a stage with other shares of
+    experts may have less of one of them, so only what is left of the sum counts where there are experts.
+    """
+    if layout.trained_parts == "layer":
+        return 0.0
+    if layout.lora:
+        return rates.step_s
+    dense, expert = float(table.dense[-1]) / layout.pp, float(table.expert[-1]) / layout.pp
+    device = space.cluster.device
+    stream = device.memory_bytes_per_s * device.memory_efficiency
+    reduce = gather = held = 0.0
+    for params, ranks, stride in (
+        (dense, layout.data_ranks, layout.tp),
+        (expert, layout.expert_data_ranks, layout.ep * layout.etp),
+    ):
+        held += params / max(min(ranks, layout.shards) if layout.zero else 1, 1)
+        if ranks > 1 and params and not layout.fsdp:
+            if layout.zero:
+                reduce += _collective_s(space, "reduce_scatter", layout.grad_bytes * params, ranks, stride)
+                gather += _collective_s(space, "all_gather", 2 * params, ranks, stride)
+            else:
+                reduce += _collective_s(space, "all_reduce", layout.grad_bytes * params, ranks, stride)
+    seen = 1 - device.overlap_efficiency
+    reduce *= rates.data * (seen if layout.overlap_grad_reduce else 1.0)
+    gather *= rates.data * (seen if layout.overlap_param_gather else 1.0)
+    update = rates.moved * traffic_bytes(layout) * held / stream
+    if expert:
+        return rates.step_s + min(seen, 1.0) * (reduce + gather + update) * LEAST_RATE
+    return rates.step_s + reduce + gather + update
+
+
+LEAST_RATE = 0.5
+"""The estimate compares stages before its efficiencies scale the three parts; these differ by less than a factor 2."""
+
+
+def _collective_s(space: Space, kind: str, nbytes: float, ranks: int, stride: int) -> float:
+    return space.cluster.collective(kind, nbytes, ranks, stride).seconds

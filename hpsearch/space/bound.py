@@ -1,0 +1,242 @@
+"""Lower bounds of the seconds of many layouts at once, over every cut of the layers and every choice of recompute.
+
+With chunk times t_s = f_s + b_s on stage s, a 1F1B pipeline of m micro-batches on p stages takes at least, for every s,
+
+    sum_{i<s} t_i  +  m·t_s  +  2·s·hop                                                     (1)
+    sum_i t_i  +  (m - 1 - d_s)·f_s  +  (m - 1)·b_s  +  2·(p - 1)·hop,     d_s = p - 1 - s     (2)
+    sum_{i<s} t_i  +  (m - d_s)·t_s  +  2·sum_{i>s} t_i  +  2·(s + 2·d_s)·hop,  m > d_s + 1     (3)
+
+(1) is the first micro-batch's way to s, all work of s, the last one's way back; (2) the first micro-batch's way through
+all stages and back to s, what s has not done by then, the last one's way back; (3) the same with the last one's way
+through the later stages too, for which s does less between. And t_s is at least
+
+    base(layers of s)  +  rho·(bytes that do not fit) / (micro-batches in flight on s)
+
+rho being the least seconds of recompute for a byte freed. `least_s` finds the smallest L under which the layers can be
+dealt out with every stage within L. Giving the first stages as many layers as they may have is best: a stage that
+starts later has its own layers' seconds less to do, and at most 1/m of them less time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpsearch.space.tables import Table
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+PRECISION = 5e-4
+"""How far below the least limit the bound may stay."""
+WIDER = 1.2
+"""Factor from one limit to the next while the bound is far away: most lie little above the one without memory."""
+LONGEST = 8.0
+"""Times the bound without memory: what takes longer is said not to fit."""
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """Layouts of one number of stages, one entry each."""
+
+    tables: tuple[Table, ...]
+    table: Ints
+    """Which table."""
+    stages: int
+    micro_batches: Floats
+    hop_s: Floats
+    room_bytes: Floats
+    """For states, activations and buffers, on one device."""
+    per_dense: Floats
+    """State bytes of one parameter."""
+    per_expert: Floats
+    virtual: int = 1
+
+    def of(self, some: Ints) -> Pipes:
+        """Some of them."""
+        columns = (self.micro_batches, self.hop_s, self.room_bytes, self.per_dense, self.per_expert)
+        m, hop_s, room, dense, expert = (column[some] for column in columns)
+        return Pipes(self.tables, self.table[some], self.stages, m, hop_s, room, dense, expert, self.virtual)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    pipe_s: Floats
+    """inf: does not fit, however cut and recomputed."""
+    cuts: Ints
+    """[layouts, stages]: layers of each stage in the cut that reaches the bound."""
+
+
+class _Stack:
+    """Tables side by side: value of table k before layer l as one lookup."""
+
+    def __init__(self, pipes: Pipes) -> None:
+        tables = pipes.tables
+        self.k = pipes.table
+        self.base = np.array([t.base_s for t in tables])
+        self.saved = np.array([t.saved_bytes for t in tables])
+        self.freed = np.array([t.freed_bytes for t in tables])
+        self.dense = np.array([t.dense for t in tables])
+        self.expert = np.array([t.expert for t in tables])
+
+        self.packed = np.stack([self.base, self.saved, self.freed, self.dense, self.expert], axis=2)
+
+        def column(name: str) -> Floats:
+            return np.array([getattr(t, name) for t in tables], dtype=np.float64)[self.k]
+
+        self.first_s, self.last_s, self.rho = column("first_s"), column("last_s"), column("again_s_per_byte")
+        self.first_dense, self.last_dense = column("first_dense"), column("last_dense")
+        self.both_dense = column("both_dense")
+        self.loss, self.layer = column("loss_bytes"), column("layer_bytes")
+        self.fixed = column("exchange_bytes") + (4 * column("hop_bytes") if pipes.stages > 1 else 0.0)
+        self.share = column("forward_share")
+        self.whole_s = column("total_s")
+        self.layers = self.base.shape[1] - 1
+        self.is_uniform = all(t.is_uniform for t in tables)
+
+
+def in_flight(stages: int, virtual: int, micro_batches: Floats, stage: int) -> Floats:
+    """Chunk activations alive at once on a pipeline rank, as `estimate.memory.in_flight` counts them."""
+    if stages == 1:
+        return np.full_like(micro_batches, float(virtual))
+    if virtual == 1:
+        return np.minimum(micro_batches, stages - stage)
+    return np.minimum(micro_batches * virtual, 2 * (stages - stage - 1) + (virtual - 1) * stages + 1)
+
+
+def stage_s(pipes: Pipes, stack: _Stack, stage: int, pieces: list[tuple[Ints, Ints]]) -> Floats:
+    """Least seconds of one micro-batch on a stage that has the layers from i to j of each piece; inf if they do not fit
+    even recomputed."""
+    k, first, last = stack.k, stage == 0, stage == pipes.stages - 1
+    i, j = pieces[0]
+    held = stack.packed[k, j] - stack.packed[k, i]
+    for i, j in pieces[1:]:
+        held += stack.packed[k, j] - stack.packed[k, i]
+    seconds, saved, freed, dense, expert = held.T
+    if first and last:
+        dense = dense + stack.both_dense
+    else:
+        dense = dense + (stack.first_dense if first else stack.last_dense if last else 0.0)
+    seconds = seconds + (stack.first_s if first else 0.0) + (stack.last_s if last else 0.0)
+    alive = in_flight(pipes.stages, pipes.virtual, pipes.micro_batches, stage) / pipes.virtual
+    states = dense * pipes.per_dense + expert * pipes.per_expert
+    moment = np.maximum(stack.layer, stack.loss) if last else stack.layer
+    over = states + alive * saved + moment + stack.fixed - pipes.room_bytes
+    excess = np.maximum(over, 0.0) / alive
+    fits = excess <= freed * (1 + 1e-9)
+    return np.where(fits, seconds + stack.rho * excess, np.inf)
+
+
+def least_s(pipes: Pipes, cutoff_s: Floats) -> Bounds:
+    """The bound of each layout over all cuts into stages of at least one layer each; inf where it is above the cutoff
+    as well, without saying by how much."""
+    stack, count, m = _Stack(pipes), len(pipes.table), pipes.micro_batches
+    if pipes.stages == 1:
+        zero, all_layers = np.zeros(count, dtype=np.int64), np.full(count, stack.layers, dtype=np.int64)
+        return Bounds(m * stage_s(pipes, stack, 0, [(zero, all_layers)]), all_layers[:, None])
+    low = without_memory_s(stack.whole_s, m, pipes.stages) + 0.0 * pipes.hop_s
+    high = np.minimum(cutoff_s, LONGEST * low)
+    cuts, reached = _deal(pipes, stack, high)
+    if reached.any():
+        some = np.flatnonzero(reached)
+        low[some], cuts[some] = _halved(pipes.of(some), low[some], high[some], cuts[some])
+    return Bounds(np.where(reached, low, np.inf), cuts)
+
+
+def _halved(pipes: Pipes, low: Floats, high: Floats, cuts: Ints) -> tuple[Floats, Ints]:
+    """The bound in (low, high], where `cuts` are within `high`; and the cuts within the last limit that had some."""
+    stack = _Stack(pipes)
+    while ((high - low) > PRECISION * low).any():
+        middle = np.minimum((low + high) / 2, low * WIDER)
+        more, now = _deal(pipes, stack, middle)
+        cuts = np.where(now[:, None], more, cuts)
+        low, high = np.where(now, low, middle), np.where(now, middle, high)
+    return low, cuts
+
+
+def without_memory_s(whole_s: Floats | float, micro_batches: Floats, stages: Floats | int) -> Floats:
+    """Least L with base times that add up to `whole_s`: t_s = (L - sum of those before)/m leaves (1 - 1/m)^p of L."""
+    return np.asarray(whole_s / (1 - (1 - 1 / micro_batches) ** stages))
+
+
+def _deal(pipes: Pipes, stack: _Stack, limit: Floats) -> tuple[Ints, NDArray[np.bool_]]:
+    """Layers of each stage if each takes as many as `limit` allows, and whether all are dealt out."""
+    count, p = len(limit), pipes.stages
+    at, cuts = np.zeros(count, dtype=np.int64), np.zeros((count, p), dtype=np.int64)
+    fine = np.ones(count, dtype=np.bool_)
+    for stage in range(p):
+        budget = _budget(pipes, stack, limit, stage, at)
+        most = stack.layers - (p - 1 - stage) - at
+        if stage == p - 1:
+            left = np.maximum(most, 1)
+            end = np.minimum(at + left, stack.layers)
+            fine &= (most >= 1) & (stage_s(pipes, stack, stage, [(end - left, end)]) <= budget)
+            cuts[:, stage] = left
+            break
+        mine = (_most_alike if stack.is_uniform else _most)(pipes, stack, stage, at, most, budget)
+        fine &= mine >= 1
+        cuts[:, stage] = np.maximum(mine, 1)
+        at = np.minimum(at + cuts[:, stage], stack.layers - 1)
+    return cuts, fine
+
+
+def _budget(pipes: Pipes, stack: _Stack, limit: Floats, stage: int, at: Ints) -> Floats:
+    """Seconds that a stage which starts at layer `at` may take for a micro-batch, by (1) to (3)."""
+    p, m = pipes.stages, pipes.micro_batches
+    before_s = stack.base[stack.k, at] + (stack.first_s if stage else 0.0)
+    first = (limit - before_s - 2 * stage * pipes.hop_s) / m
+    times = m - 1 - np.minimum(p - 1 - stage, m - 1) * stack.share
+    second = (limit - stack.whole_s - 2 * (p - 1) * pipes.hop_s) / np.maximum(times, 1e-9)
+    behind = p - 1 - stage
+    times_less = m - behind - 2
+    hops = 2 * (stage + 2 * behind) * pipes.hop_s
+    third = (limit - hops - 2 * stack.whole_s + before_s) / np.maximum(times_less, 1e-9)
+    return np.minimum(np.minimum(first, np.where(times > 0, second, np.inf)), np.where(times_less > 0, third, np.inf))
+
+
+def _most(pipes: Pipes, stack: _Stack, stage: int, at: Ints, most: Ints, budget: Floats) -> Ints:
+    """Most layers from `at` on that take no longer than `budget`, by halving; 0: not even one."""
+    low, high = np.zeros_like(at), np.maximum(most, 0)
+    for _ in range(int(stack.layers).bit_length()):
+        middle = (low + high + 1) // 2
+        good = stage_s(pipes, stack, stage, [(at, at + middle)]) <= budget
+        low, high = np.where(good, middle, low), np.where(good, high, np.maximum(middle - 1, low))
+    return low
+
+
+def _most_alike(pipes: Pipes, stack: _Stack, stage: int, at: Ints, most: Ints, budget: Floats) -> Ints:
+    """`_most` where all layers are alike: n layers take the larger of n·base + c and the same with n·a + b bytes to
+    free, and there must not be more to free than n layers have."""
+    k, first = stack.k, stage == 0
+    alive = in_flight(pipes.stages, pipes.virtual, pipes.micro_batches, stage) / pipes.virtual
+    base, freed = stack.base[k, 1], alive * stack.freed[k, 1]
+    c = stack.first_s if first else 0.0
+    a = stack.dense[k, 1] * pipes.per_dense + stack.expert[k, 1] * pipes.per_expert + alive * stack.saved[k, 1]
+    b = (stack.first_dense if first else 0.0) * pipes.per_dense + stack.layer + stack.fixed - pipes.room_bytes
+    rate = stack.rho / alive
+    slack = 1 + 1e-9
+    by_time = (budget * slack - c) / base
+    by_recompute = (budget * slack - c - rate * b) / (base + rate * a)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by_memory = np.where(a > freed, -b / (a - freed) * slack, np.where(b > 0, 0.0, np.inf))
+    found = np.floor(np.minimum(np.minimum(by_time, by_recompute), by_memory) + 1e-9)
+    return np.asarray(np.clip(found, 0, np.maximum(most, 0)), dtype=np.int64)
+
+
+def even_s(pipes: Pipes, sizes: list[int]) -> Floats:
+    """The bound of interleaved layouts whose chunks have these `sizes`, chunk i on stage i mod p."""
+    stack, count, p = _Stack(pipes), len(pipes.table), pipes.stages
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    found = np.zeros(count)
+    before = np.zeros(count)
+    for stage in range(p):
+        pieces = [
+            (np.full(count, ends[c], dtype=np.int64), np.full(count, ends[c + 1], dtype=np.int64))
+            for c in range(stage, len(sizes), p)
+        ]
+        mine = stage_s(pipes, stack, stage, pieces)
+        found = np.maximum(found, before + 2 * stage * pipes.hop_s + pipes.micro_batches * mine)
+        first = stack.base[stack.k, ends[stage + 1]] - stack.base[stack.k, ends[stage]]
+        before = before + first + (stack.first_s if stage == 0 else 0.0)
+    return found

@@ -1,0 +1,100 @@
+"""One layout in full: the cut and the recomputed layers made whole, memory exactly, the step by its timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from hpsearch.cluster import Cluster
+from hpsearch.cluster.efficiency import Efficiency
+from hpsearch.estimate import ModelShape, ParallelLayout, memory, rank_memory
+from hpsearch.estimate.estimate import assembled
+from hpsearch.estimate.pipeline import simulated_s
+from hpsearch.space.tables import Inner
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout that fits, priced."""
+
+    layout: ParallelLayout
+    step_s: float
+
+
+def simulated(shape: ModelShape, layout: ParallelLayout, cluster: Cluster, priced: Inner, e: Efficiency) -> float:
+    """Seconds of the step with every micro-batch on the timeline; `priced`: the layout's inside."""
+    if layout.recompute == "none":  # `priced` has whole layers computed again, for those layouts that have some
+        layout = replace(layout, recompute="full", recomputed=(0,) * layout.chunks)
+    made = assembled(shape, layout, cluster, priced.works, priced.seconds)
+    forward, backward = made.chunk_seconds(e)
+    if layout.pp == 1:
+        pipe = layout.micro_batches * float(forward.sum() + backward.sum())
+    else:
+        times = forward.tolist(), backward.tolist()
+        pipe = simulated_s(*times, layout.pp, layout.micro_batches, made.hop_s * e.links)
+    return made.around(pipe, forward, backward, e)[0]
+
+
+def fitted(shape: ModelShape, layout: ParallelLayout, priced: Inner, room_bytes: float) -> ParallelLayout | None:
+    """`layout` with as few recomputed layers on each pipeline rank as fit in `room_bytes`; None if even all do not.
+
+    `layout` has a cut; its inside is `priced`. Recompute of a part fits or does not.
+    """
+    if layout.recompute == "selective":
+        return layout if memory(shape, layout, works=priced.works).peak_bytes <= room_bytes else None
+    again = [0] * len(layout.cut)
+    for rank in range(layout.pp):
+        least = _Rank(shape, layout, priced, rank).least(room_bytes)
+        if least is None:
+            return None
+        again[rank :: layout.pp] = least
+    if not any(again):
+        return replace(layout, recompute="none", recomputed=())
+    return replace(layout, recompute="full", recomputed=tuple(again))
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """One pipeline rank of a layout, and how many of its layers are computed again."""
+
+    shape: ModelShape
+    layout: ParallelLayout
+    priced: Inner
+    rank: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.layout.cut[self.rank :: self.layout.pp]
+
+    def least(self, room_bytes: float) -> list[int] | None:
+        """The fewest layers of each chunk that fit. Bytes fall alike with every layer, but for the first."""
+        most = sum(self.sizes)
+        none = self.peak_bytes(0)
+        if none <= room_bytes:
+            return self.spread(0)
+        full = self.peak_bytes(most)
+        if full > room_bytes:
+            return None
+        count = min(max(ceil(most * (none - room_bytes) / max(none - full, 1.0)), 1), most)
+        while self.peak_bytes(count) > room_bytes:
+            count += 1
+        while count > 1 and self.peak_bytes(count - 1) <= room_bytes:
+            count -= 1
+        return self.spread(count)
+
+    def spread(self, total: int) -> list[int]:
+        """`total` layers over the chunks, as even as they come."""
+        found, left = [], total
+        for i, size in enumerate(self.sizes):
+            behind = sum(self.sizes[i + 1 :])
+            mine = min(size, max(-(-left // (len(self.sizes) - i)), left - behind))
+            found.append(mine)
+            left -= mine
+        return found
+
+    def peak_bytes(self, total: int) -> float:
+        again = [0] * len(self.layout.cut)
+        again[self.rank :: self.layout.pp] = self.spread(total)
+        how = {"recompute": "full", "recomputed": tuple(again)} if total else {"recompute": "none", "recomputed": ()}
+        layout = replace(self.layout, **how)
+        return rank_memory(self.shape, layout, self.rank, works=self.priced.works).peak_bytes

@@ -1,0 +1,140 @@
+"""What makes a layout illegal: each rule once, with its reason, and how often it struck.
+
+`hpsearch rules` prints them. Legal degrees of a field come from here, and so does the text of a refusal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hpsearch.estimate import ModelShape
+from hpsearch.estimate.shape import kind_of
+
+
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    field: str
+    text: str
+
+
+RULES = (
+    Rule("heads", "tp", "tp divides the attention heads: each rank computes whole heads"),
+    Rule("kv-heads", "tp", "tp divides the key/value heads, or is a multiple of them: a rank holds whole ones"),
+    Rule("ffn", "tp", "tp divides the feed-forward width: ranks multiply equal pieces"),
+    Rule("ssm-heads", "tp", "tp divides the heads of state-space blocks"),
+    Rule("sequence", "cp", "2·cp divides the sequence: a rank has a piece of its head and one of its tail, or causal "
+         "attention is out of balance"),
+    Rule("ulysses", "cp_kind", "Ulysses needs cp to divide the heads, and the key/value heads, of a tp rank"),
+    Rule("state-space", "cp", "state-space blocks are not cut along the sequence: cp is 1"),
+    Rule("experts", "ep", "ep divides the experts: ranks hold equally many"),
+    Rule("expert-width", "etp", "expert-tp is 1 or tp, and divides the experts' width"),
+    Rule("fold", "ep", "ep·etp divides dp·cp·tp: experts are folded over these ranks"),
+    Rule("layers", "pp", "pp is at most the number of layers: no stage is empty"),
+    Rule("interleave", "vpp", "virtual stages need a pipeline, pp·vpp layers, and micro-batches in whole groups of pp"),
+    Rule("batch", "dp", "dp·micro-batch is at most the global batch: no data rank has nothing to do"),
+    Rule("idle", "dp", "at most 4 % of the devices stand idle"),
+)  # fmt: skip
+
+
+@dataclass
+class Rules:
+    """Legal values of each field; counts what they kept out."""
+
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(rule, what) → how often."""
+
+    def refuse(self, rule: str, what: str) -> None:
+        self.refused[rule, what] += 1
+
+    def _kept(self, name: str, candidates: Iterable[int], broken: dict[str, list[int]]) -> list[int]:
+        """Candidates that break no rule. `broken`: rule → candidates that break it."""
+        bad: set[int] = set()
+        for rule, values in broken.items():
+            for value in values:
+                if value not in bad:
+                    self.refuse(rule, f"{name}={value}")
+                bad.add(value)
+        return [value for value in candidates if value not in bad]
+
+    def legal_tp(self, shape: ModelShape, devices: int) -> list[int]:
+        owns = [(kind_of(name), shape.of(name)) for name in shape.counts]
+        heads = [own.heads for kind, own in owns if kind == "attention"]
+        states = [own.mamba.heads for kind, own in owns if kind == "mamba" and own.mamba]
+        most = min([devices, *heads, *states])
+        candidates = [t for t in range(1, most + 1) if t == 1 or _smooth(t)]
+        plain = [own for kind, own in owns if kind == "attention" and own.mla is None]
+        broken = {
+            "heads": [t for t in candidates if any(h % t for h in heads)],
+            "kv-heads": [t for t in candidates if any(o.kv_heads % t and t % o.kv_heads for o in plain)],
+            "ffn": [t for t in candidates if any(o.ffn % t for kind, o in owns if kind == "mlp")],
+            "ssm-heads": [t for t in candidates if any(h % t for h in states)],
+        }
+        return self._kept("tp", candidates, broken)
+
+    def legal_cp(self, shape: ModelShape, seq_len: int, devices: int) -> list[int]:
+        candidates = [c for c in range(1, min(devices, seq_len // 2, 64) + 1) if c == 1 or _smooth(c)]
+        states = any(kind_of(name) == "mamba" for name in shape.counts)
+        broken = {
+            "sequence": [c for c in candidates if c > 1 and seq_len % (2 * c)],
+            "state-space": [c for c in candidates if c > 1 and states],
+        }
+        return self._kept("cp", candidates, broken)
+
+    def legal_cp_kinds(self, shape: ModelShape, tp: int, cp: int) -> list[str]:
+        if cp == 1:
+            return ["ring"]
+        owns = [shape.of(name) for name in shape.counts if kind_of(name) == "attention"]
+        if all((o.heads // tp) % cp == 0 and max(o.kv_heads // tp, 1) % cp == 0 for o in owns):
+            return ["ring", "gather", "ulysses"]
+        self.refuse("ulysses", f"cp={cp}")
+        return ["ring", "gather"]
+
+    def legal_etp(self, shape: ModelShape, tp: int) -> list[int]:
+        owns = [shape.of(name) for name in shape.counts if kind_of(name) == "moe"]
+        if not owns or tp == 1:
+            return [1]
+        if any(own.moe_ffn % tp for own in owns):
+            self.refuse("expert-width", f"etp={tp}")
+            return [1]
+        return [1, tp]
+
+    def legal_ep(self, shape: ModelShape, devices: int) -> list[int]:
+        owns = [shape.of(name) for name in shape.counts if kind_of(name) == "moe"]
+        if not owns:
+            return [1]
+        most = min([devices, *(own.experts for own in owns)])
+        candidates = [e for e in range(1, most + 1) if e == 1 or _smooth(e)]
+        return self._kept("ep", candidates, {"experts": [e for e in candidates if any(o.experts % e for o in owns)]})
+
+    def legal_pp(self, shape: ModelShape, devices: int) -> list[int]:
+        if devices > shape.layers:
+            self.refuse("layers", f"pp>{shape.layers}")
+        return list(range(1, min(shape.layers, devices) + 1))
+
+    def legal_vpp(self, shape: ModelShape, pp: int, micro_batches: int, most: int) -> list[int]:
+        if pp == 1:
+            return [1]
+        if micro_batches % pp:
+            self.refuse("interleave", f"pp={pp}")
+            return [1]
+        return list(range(1, min(most, shape.layers // pp) + 1))
+
+    def rows(self) -> list[tuple[str, str, int]]:
+        """(rule, examples, how often), the most frequent first."""
+        grouped: dict[str, list[str]] = {}
+        counts: Counter[str] = Counter()
+        for (rule, what), count in sorted(self.refused.items()):
+            grouped.setdefault(rule, []).append(what)
+            counts[rule] += count
+        return [(rule, ", ".join(grouped[rule][:6]), count) for rule, count in counts.most_common()]
+
+
+def _smooth(number: int) -> bool:
+    """Whether it is made of 2, 3, 5 and 7: what group sizes of real clusters and models are made of."""
+    for prime in (2, 3, 5, 7):
+        while number % prime == 0:
+            number //= prime
+    return number == 1

@@ -1,0 +1,188 @@
+"""`Space`: which layouts of a training step are considered, and by which rules others are not.
+
+A layout has an inside (how one layer of one micro-batch is split: tp, sp, cp, ep, etp, rows of a micro-batch, kind of
+recompute) and an outside (pipeline, virtual stages, data ranks, ZeRO level, hybrid sharding). Blocks are priced once
+for each inside; its outsides are arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpsearch.cluster import Cluster
+from hpsearch.errors import LegalityError
+from hpsearch.estimate import ModelShape, ParallelLayout
+from hpsearch.estimate.shape import kind_of
+from hpsearch.space.rules import Rules
+
+Ints = NDArray[np.int64]
+
+IN_WORDS = (
+    "tp x cp (ring, gathered keys, or Ulysses) x pp x dp, ep and expert-tp folded over dp, cp and tp; tp innermost, "
+    "then cp, dp, pp; sequence sharding on or off; 1F1B with any cut of the layers into stages, or interleaved 1F1B "
+    "with even chunks; micro-batches of 1 to 32 rows; ZeRO 0, 1, 2 (without pipeline) and 3, sharded over all data "
+    "ranks or over one tier; recompute of any number of layers of each stage, or of one part of all layers"
+)
+"""What a certificate is about."""
+ROWS = (1, 2, 4, 8, 16, 32)
+PARTS = ("attention", "mlp", "moe", "norm+activation")
+"""Of selective recompute, one at a time."""
+MOST_VIRTUAL = 8
+MOST_IDLE = 0.04
+"""Share of the devices that may stand idle because data ranks do not come out even."""
+PINS = ("tp", "sp", "cp", "cp_kind", "ep", "etp", "micro_batch", "recompute", "pp", "vpp", "dp", "zero", "shard_ranks")
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What the price of a block depends on."""
+
+    tp: int
+    sp: bool
+    cp: int
+    cp_kind: str
+    ep: int
+    etp: int
+    micro_batch: int
+    recompute: str
+    """full: any number of layers of each stage, none among them; else the part that every layer computes again."""
+
+    def layout(self, base: ParallelLayout) -> ParallelLayout:
+        """A smallest layout with this inside and the switches of `base`."""
+        ranks = self.ep * self.etp
+        full = self.recompute == "full"
+        return replace(
+            base, devices=self.tp * self.cp * ranks, pp=1, vpp=1, cut=(), recomputed=(), recompute_share=1.0,
+            micro_batch=self.micro_batch, global_batch=self.micro_batch * ranks, tp=self.tp, sp=self.sp, cp=self.cp,
+            cp_kind=self.cp_kind, ep=self.ep, etp=self.etp, zero=1, fsdp=False, shard_ranks=0,
+            recompute="full" if full else "selective",
+            recompute_parts=base.recompute_parts if full else frozenset(self.recompute.split("+")),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Space:
+    """All layouts of `shape` on `cluster` for one global batch, with the switches of `base`.
+
+    `pins`: dimension → the values it may have; any other dimension has all legal ones.
+    """
+
+    shape: ModelShape
+    cluster: Cluster
+    base: ParallelLayout
+    pins: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.pins) - set(PINS)):
+            raise LegalityError(f"pin {unknown[0]!r}", f"expected one of {', '.join(PINS)}", "")
+
+    @property
+    def devices(self) -> int:
+        return self.cluster.devices
+
+    @property
+    def global_batch(self) -> int:
+        return self.base.global_batch
+
+    def values(self, name: str, legal: Any) -> list[Any]:
+        """Of the legal values, those that are not pinned away."""
+        return [value for value in legal if value in self.pins[name]] if name in self.pins else list(legal)
+
+    def insides(self, rules: Rules) -> Iterator[Inside]:
+        """Every inside that is legal, small ones first; `rules` notes those that are not."""
+        shape = self.shape
+        for cp in self.values("cp", rules.legal_cp(shape, self.base.seq_len, self.devices)):
+            for tp in self.values("tp", rules.legal_tp(shape, self.devices // cp)):
+                for kind in self.values("cp_kind", rules.legal_cp_kinds(shape, tp, cp)):
+                    for ep, etp in self._experts(rules, tp, cp):
+                        yield from self._inner(tp, cp, kind, ep, etp)
+
+    def _experts(self, rules: Rules, tp: int, cp: int) -> Iterator[tuple[int, int]]:
+        for etp in self.values("etp", rules.legal_etp(self.shape, tp)):
+            for ep in self.values("ep", rules.legal_ep(self.shape, self.devices // etp)):
+                yield ep, etp
+
+    def _inner(self, tp: int, cp: int, kind: str, ep: int, etp: int) -> Iterator[Inside]:
+        for sp in self.values("sp", (True, False) if tp > 1 else (False,)):
+            for rows in self.values("micro_batch", self.pins.get("micro_batch", ROWS)):
+                if rows <= self.global_batch:
+                    for recompute in self.values("recompute", self.recomputes()):
+                        yield Inside(tp, sp, cp, kind, ep, etp, rows, recompute)
+
+    def recomputes(self) -> list[str]:
+        """full, and the parts that there are: a written score matrix, experts, dense layers."""
+        kinds = {kind_of(name) for name in self.shape.counts}
+        there = {
+            "attention": "attention" in kinds and not self.base.flash,
+            "mlp": "mlp" in kinds,
+            "moe": "moe" in kinds,
+            "norm+activation": True,
+        }
+        return ["full", *(part for part in PARTS if there[part])]
+
+    def outsides(self, inside: Inside, rules: Rules) -> Ints:
+        """Everything around `inside`: rows of pp, vpp, dp, micro-batches, ZeRO level, shard ranks (0: all)."""
+        found: list[tuple[int, ...]] = []
+        for pp in self.values("pp", rules.legal_pp(self.shape, self.devices // (inside.tp * inside.cp))):
+            for dp in self._data_ranks(inside, pp, rules):
+                rows = dp * inside.micro_batch
+                count = -(-self.global_batch // rows)
+                for vpp in self.values("vpp", rules.legal_vpp(self.shape, pp, count, MOST_VIRTUAL)):
+                    found += [(pp, vpp, dp, count, *how) for how in self._sharding(inside, dp, pp)]
+        return np.array(found, dtype=np.int64).reshape(-1, 6)
+
+    def _data_ranks(self, inside: Inside, pp: int, rules: Rules) -> list[int]:
+        """As many as there are devices for, and the most that share the batch evenly."""
+        inner = inside.tp * inside.cp * pp
+        most = self.devices // inner
+        even = next((d for d in range(most, 0, -1) if self.global_batch % (d * inside.micro_batch) == 0), most)
+        found = []
+        for dp in dict.fromkeys((most, even)):
+            if dp * inner < (1 - MOST_IDLE) * self.devices:
+                rules.refuse("idle", f"dp={dp}")
+            elif (dp * inside.cp * inside.tp) % (inside.ep * inside.etp):
+                rules.refuse("fold", f"ep={inside.ep}")
+            elif dp * inside.micro_batch > self.global_batch and dp > 1:
+                rules.refuse("batch", f"dp={dp}")
+            else:
+                found.append(dp)
+        return self.values("dp", found)
+
+    def _sharding(self, inside: Inside, dp: int, pp: int) -> list[tuple[int, int]]:
+        """(ZeRO level, ranks that share states; 0 for all)."""
+        ranks = dp * inside.cp
+        if ranks == 1:
+            return [(zero, 0) for zero in self.values("zero", (0,))]
+        found = []
+        for zero in self.values("zero", (0, 1, 2, 3) if pp == 1 else (0, 1, 3)):
+            parts = [0]
+            if zero == 3:
+                sizes = (size // inside.tp for size in domains(self.cluster) if size % inside.tp == 0)
+                parts += sorted({n for n in sizes if 1 < n < ranks and ranks % n == 0})
+            found += [(zero, part) for part in self.values("shard_ranks", parts)]
+        return found
+
+    def layout(self, inside: Inside, outside: tuple[int, ...], cut: Any = (), recomputed: Any = ()) -> ParallelLayout:
+        """The layout as the estimate takes it. `outside`: pp, vpp, dp, micro-batches, ZeRO level, shard ranks."""
+        pp, vpp, dp, count, zero, shard_ranks = outside
+        made = inside.layout(self.base)
+        again = "none" if made.recompute == "full" and not any(recomputed) else made.recompute
+        return replace(
+            made, devices=inside.tp * inside.cp * dp * pp, global_batch=count * dp * inside.micro_batch, pp=pp, vpp=vpp,
+            zero=zero, fsdp=zero == 3, shard_ranks=shard_ranks, cut=tuple(cut), recompute=again,
+            recomputed=tuple(recomputed) if again == "full" else (),
+        )  # fmt: skip
+
+
+def domains(cluster: Cluster) -> list[int]:
+    """Devices of one domain of every tier but the outermost."""
+    found, size = [], 1
+    for tier in cluster.tiers[:-1]:
+        size *= tier.size
+        found.append(size)
+    return found
