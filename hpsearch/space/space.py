@@ -38,6 +38,10 @@ MOST_IDLE = 0.04
 PINS = ("tp", "sp", "cp", "cp_kind", "ep", "etp", "micro_batch", "recompute", "pp", "vpp", "dp", "zero", "shard_ranks")
 
 
+Row = tuple[int, int, int, int, int, int]
+"""An outside: pp, vpp, dp, micro-batches, ZeRO level, shard ranks."""
+
+
 @dataclass(frozen=True)
 class Inside:
     """What the price of a block depends on."""
@@ -167,7 +171,7 @@ class Space:
             found += [(zero, part) for part in self.values("shard_ranks", parts)]
         return found
 
-    def layout(self, inside: Inside, outside: tuple[int, ...], cut: Any = (), recomputed: Any = ()) -> ParallelLayout:
+    def layout(self, inside: Inside, outside: Row, cut: Any = (), recomputed: Any = ()) -> ParallelLayout:
         """The layout as the estimate takes it. `outside`: pp, vpp, dp, micro-batches, ZeRO level, shard ranks."""
         pp, vpp, dp, count, zero, shard_ranks = outside
         made = inside.layout(self.base)
