@@ -36,7 +36,7 @@ def estimate_command(
     """Prices one given layout of a model on a cluster: seconds of a step and bytes of a device, and what they are."""
     machine = load_machine(cluster, devices)
     pinned = layout_of(
-        _pins(fix or []), devices=devices, global_batch=global_batch, seq_len=seq_len, precision=precision
+        pins_of(fix or []), devices=devices, global_batch=global_batch, seq_len=seq_len, precision=precision
     )
     check_device(machine.device, pinned.layout)
     with progress_bar(f"capturing {model}"):
@@ -54,7 +54,7 @@ def estimate_command(
     )
 
 
-def _pins(words: list[str]) -> dict[str, str]:
+def pins_of(words: list[str]) -> dict[str, str]:
     pins: dict[str, str] = {}
     for word in (piece for given in words for piece in given.split(",") if piece.strip()):
         name, equals, value = (part.strip() for part in word.partition("="))

@@ -1,0 +1,138 @@
+"""`hpsearch search` and `hpsearch rules`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from hpsearch.cli.estimate import pins_of
+from hpsearch.cli.machine import load_machine
+from hpsearch.cli.model import load_graph
+from hpsearch.cli.options import ClusterName, Devices, GlobalBatch, Model, SeqLen
+from hpsearch.cli.screen import progress_bar, show
+from hpsearch.errors import PlanError
+from hpsearch.estimate import ParallelLayout, memory, shape_of_graph
+from hpsearch.estimate.pins import PRECISIONS
+from hpsearch.plan import units
+from hpsearch.plan.tables import table
+from hpsearch.space import RULES, Found, Space, answers
+from hpsearch.space.layout_file import layout_file, save
+from hpsearch.space.pins import SWITCHES, space_of
+from hpsearch.space.space import PINS
+
+OTHERS = 5
+"""Layouts with another mesh that are shown beside the best."""
+
+
+def search_command(
+    model: Model,
+    cluster: ClusterName,
+    devices: Devices,
+    global_batch: GlobalBatch,
+    seq_len: SeqLen,
+    fix: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help=f"Dimensions: {', '.join(PINS)}. Switches: {', '.join(SWITCHES)}."),
+    ] = None,
+    precision: Annotated[str, typer.Option(help=f"Of matmuls: {', '.join(PRECISIONS)}.")] = "bf16",
+    gap: Annotated[float, typer.Option(min=0, max=1, help="Stop once the best is proven to be this near.")] = 0.001,
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Stop with the best so far, and its gap.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="F", help="Write the layout here.")] = None,
+) -> None:
+    """Finds the best layout over all dimensions (pipelines, experts, long context too), and proves how good it is."""
+    if output is not None and not output.parent.is_dir():
+        raise PlanError(str(output), f"cannot be written: there is no folder {output.parent}", "Create it first.")
+    machine = load_machine(cluster, devices)
+    pins = pins_of(fix or [])
+    with progress_bar(f"capturing {model}"):
+        graph = load_graph(model, seq_len, "bf16")
+    space = space_of(
+        shape_of_graph(graph), machine, pins, global_batch=global_batch, seq_len=seq_len, precision=precision
+    )
+    with progress_bar("searching") as bar:
+        for found in answers(space, gap=gap, time_limit_s=float("inf") if time_limit is None else time_limit):
+            best, proof = found.best, found.certificate
+            told = f"{units.seconds(best.step_s)} ({proof.gap:.1%} from the bound): {in_words(best.layout)}"
+            bar.update(bar.task_ids[0], description=told)
+    show(Text(_headline(space, found)), _steps(space, found), Text(_cut(found.best.layout)), _proof(found))
+    if output is not None:
+        save(layout_file(space, found), output)
+        show(Text(f"Written to {output}."))
+
+
+def in_words(layout: ParallelLayout) -> str:
+    """tp=8 pp=16 dp=8 ZeRO-1, …"""
+    words = [f"{name}={getattr(layout, name)}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")]
+    said = [word for word in words if not word.endswith("=1")]
+    if layout.cp > 1:
+        said.append(layout.cp_kind)
+    said.append(f"ZeRO-{layout.zero}" + (f" over {layout.shard_ranks}" if layout.shard_ranks else ""))
+    said.append(f"{layout.micro_batches}x{layout.micro_batch} rows")
+    if layout.recomputed:
+        said.append(f"{sum(layout.recomputed)} of {sum(layout.cut)} layers recomputed")
+    elif layout.recompute == "selective":
+        said.append(f"{'+'.join(sorted(layout.recompute_parts))} recomputed")
+    return " ".join(said)
+
+
+def _headline(space: Space, found: Found) -> str:
+    layout = found.best.layout
+    idle = space.devices - layout.devices
+    rows = layout.global_batch - space.global_batch
+    notes = [f"{idle} of {space.devices} devices stand idle"] if idle else []
+    notes += [f"{rows} rows of the last micro-batches are empty"] if rows else []
+    chosen = found.chosen
+    if chosen is not found.best:
+        slower = chosen.step_s / found.best.step_s - 1
+        notes.append(f"simpler and {slower:.1%} slower: {in_words(chosen.layout)}")
+    return f"{space.shape.name} on {space.devices} devices of {space.cluster.name}: {in_words(layout)}" + "".join(
+        f"\n{note}." for note in notes
+    )
+
+
+def _steps(space: Space, found: Found) -> Table:
+    made = table("The best of each mesh", "layout", "step", "tokens/s a device", "memory", "slower")
+    seen: set[tuple[int, ...]] = set()
+    for choice in found.tried:
+        layout = choice.layout
+        mesh = (layout.tp, layout.cp, layout.pp, layout.dp, layout.ep)
+        if mesh in seen or len(seen) > OTHERS:
+            continue
+        seen.add(mesh)
+        tokens = space.global_batch * layout.seq_len / choice.step_s / space.devices
+        peak = memory(space.shape, layout).peak_bytes
+        slower = f"{choice.step_s / found.best.step_s - 1:.1%}"
+        made.add_row(in_words(layout), units.seconds(choice.step_s), f"{tokens:,.0f}", units.size(peak), slower)
+    return made
+
+
+def _cut(layout: ParallelLayout) -> str:
+    if layout.pp == 1:
+        return ""
+    again = f", of which are recomputed {list(layout.recomputed)}" if layout.recomputed else ""
+    return f"Layers of the {layout.pp * layout.vpp} chunks: {list(layout.cut)}{again}."
+
+
+def _proof(found: Found) -> Text:
+    proof = found.certificate
+    lines = [
+        f"Proven: no layout of the space takes less than {units.seconds(proof.bound_s)} (gap {proof.gap:.2%}), by this "
+        f"cost model. {proof.considered:,} considered, {proof.pruned:,} excluded by bounds, {proof.solved:,} solved.",
+        f"Space: {proof.space}.",
+    ]
+    lines += [f"Refused by {rule} ({count:,} times): {what}, …" for rule, what, count in proof.refused]
+    return Text("\n".join(lines))
+
+
+def rules_command() -> None:
+    """Prints what makes a layout illegal, with the reasons."""
+    made = table("Rules", "rule", "field", "why")
+    for rule in RULES:
+        made.add_row(rule.name, rule.field, rule.text)
+    show(made)
