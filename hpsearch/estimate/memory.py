@@ -110,7 +110,8 @@ def memory(
     """The fullest of all pipeline ranks. `cut`: the layers of each chunk, if they are not to be chosen here."""
     ranks = range(layout.pp) if layout.pp < 3 or cut or layout.cut else (0, 1, layout.pp - 1)
     works, cut = works or _works(shape, layout), cut or chunks(shape, layout)
-    return max((_rank(shape, layout, rank, cut, works) for rank in ranks), key=lambda one: one.peak_bytes)
+    held = (stage_memory(shape, layout, rank, cut[rank :: layout.pp], works) for rank in ranks)
+    return max(held, key=lambda one: one.peak_bytes)
 
 
 def rank_memory(
@@ -122,17 +123,18 @@ def rank_memory(
 ) -> Memory:
     """One device of pipeline rank `rank`, at the fullest of the three moments. `works`: of the blocks and the head, if
     they are known already."""
-    return _rank(shape, layout, rank, cut or chunks(shape, layout), works or _works(shape, layout))
+    mine = (cut or chunks(shape, layout))[rank :: layout.pp]
+    return stage_memory(shape, layout, rank, mine, works or _works(shape, layout))
 
 
 def _works(shape: ModelShape, layout: ParallelLayout) -> dict[str, Work]:
     return {name: block_work(name, shape, layout) for name in sorted(shape.counts)} | {"head": head(shape, layout)}
 
 
-def _rank(
-    shape: ModelShape, layout: ParallelLayout, rank: int, cut: tuple[Chunk, ...], works: dict[str, Work]
+def stage_memory(
+    shape: ModelShape, layout: ParallelLayout, rank: int, mine: tuple[Chunk, ...], works: dict[str, Work]
 ) -> Memory:
-    mine = cut[rank :: layout.pp]
+    """One device of pipeline rank `rank`, which has the chunks `mine`; `works` of the blocks and the head."""
     held = _held(shape, layout, mine, works)
     weights, gradients, optimizer = states(layout, held.dense, held.expert, held.adapters)
     kept, peak = _activations(shape, layout, mine, works, rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpsearch.errors import LegalityError
 from hpsearch.estimate.parallel import ParallelLayout
@@ -38,10 +38,9 @@ def chunks(shape: ModelShape, layout: ParallelLayout) -> tuple[Chunk, ...]:
             for block in shape.pattern[-1]:
                 blocks[block] += shape.mtp_layers
         heads = (1 + shape.mtp_layers) if last and shape.vocab else 0
-        again, layers = _again(shape, layout, i, at, size, blocks)
-        found.append(Chunk(blocks, size, i == 0 and shape.vocab > 0, heads, again, layers))
+        found.append(Chunk(blocks, size, i == 0 and shape.vocab > 0, heads))
         at += size
-    return tuple(found)
+    return tuple(_recomputed(shape, layout, found))
 
 
 def of_layers(layers: Sequence[Layer]) -> Chunk:
@@ -58,20 +57,25 @@ def _given(shape: ModelShape, layout: ParallelLayout) -> tuple[int, ...]:
     return layout.cut
 
 
-def _again(
-    shape: ModelShape, layout: ParallelLayout, chunk: int, at: int, size: int, blocks: Counter[str]
-) -> tuple[Counter[str] | None, int]:
-    """What chunk number `chunk`, the layers from `at`, repeats; a chunk that repeats all repeats extra layers too."""
-    if not layout.recomputed:
-        return None, 0
-    layers = layout.recomputed[chunk]
-    if not 0 <= layers <= size:
-        raise LegalityError(
-            "layout", f"expected 0 to {size} recomputed layers of chunk {chunk}, but found {layers}", ""
-        )
-    if layers == size:
-        return blocks, layers
-    return Counter(block for layer in shape.pattern[at : at + layers] for block in layer), layers
+def with_again(shape: ModelShape, chunk: Chunk, at: int, layers: int) -> Chunk:
+    """`chunk`, which starts at layer `at`, with its first `layers` computed again; with all of them, extra ones too."""
+    if layers == chunk.layers:
+        return replace(chunk, again=chunk.blocks, layers_again=layers)
+    again = Counter(block for layer in shape.pattern[at : at + layers] for block in layer)
+    return replace(chunk, again=again, layers_again=layers)
+
+
+def _recomputed(shape: ModelShape, layout: ParallelLayout, found: list[Chunk]) -> list[Chunk]:
+    """The chunks with what the layout computes again, if it tells that layer by layer."""
+    at, made = 0, []
+    for i, (chunk, layers) in enumerate(zip(found, layout.recomputed or (0,) * len(found), strict=True)):
+        if not 0 <= layers <= chunk.layers:
+            raise LegalityError(
+                "layout", f"expected 0 to {chunk.layers} recomputed layers of chunk {i}, but found {layers}", "",
+            )  # fmt: skip
+        made.append(with_again(shape, chunk, at, layers) if layout.recomputed else chunk)
+        at += chunk.layers
+    return made
 
 
 def sizes_of(shape: ModelShape, count: int) -> list[int]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from hpsearch.cluster.efficiency import Efficiency
 from hpsearch.estimate import ParallelLayout
 from hpsearch.estimate.estimate import fsdp_s, hop_seconds
-from hpsearch.estimate.memory import RESERVE, context_bytes, states
+from hpsearch.estimate.memory import RESERVE, context_bytes, states, step_buffers
 from hpsearch.estimate.optimizer import traffic_bytes
-from hpsearch.estimate.stages import of_layers
+from hpsearch.estimate.stages import Chunk, of_layers
 from hpsearch.estimate.work import Work
 from hpsearch.space.space import Space
-from hpsearch.space.tables import Table
+from hpsearch.space.tables import Links, Table
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Around:
     hop_s: float
     """Of an empty message to the next stage."""
     hop_s_per_byte: float
-    links_s: tuple[float, float]
-    """Gathers and reductions of fully sharded storage for one micro-batch of the whole model: forward, backward."""
+    links: Links
+    """Of fully sharded storage."""
 
 
 def around(space: Space, layout: ParallelLayout, table: Table, rates: Efficiency, works: dict[str, Work]) -> Around:
@@ -37,17 +37,27 @@ def around(space: Space, layout: ParallelLayout, table: Table, rates: Efficiency
     cluster = space.cluster
     empty = rates.links * hop_seconds(cluster, layout, 0.0) if layout.pp > 1 else 0.0
     full = rates.links * hop_seconds(cluster, layout, 1e9) if layout.pp > 1 else 0.0
-    forward = backward = 0.0
-    if layout.fsdp:
-        whole = of_layers(space.shape.pattern)
-        ends = replace(whole, embedding=space.shape.vocab > 0)
-        gather, reduce = fsdp_s(space.shape, layout, cluster, ends, works)
-        forward, backward = rates.data * gather, rates.data * (gather + reduce)
     room = (cluster.device.memory_bytes - context_bytes(layout)) / (1 + RESERVE)
     return Around(
         once_s(space, layout, table, rates), room, sum(states(layout, 1.0, 0.0)), sum(states(layout, 0.0, 1.0)), empty,
-        (full - empty) / 1e9, (forward, backward),
+        (full - empty) / 1e9, _links(space, layout, rates, works),
     )  # fmt: skip
+
+
+def _links(space: Space, layout: ParallelLayout, rates: Efficiency, works: dict[str, Work]) -> Links:
+    """Seconds of gathers, and of gathers with reductions, of each kind of layer and of the embedding."""
+    if not layout.fsdp:
+        return Links({}, (0.0, 0.0), 0.0, (0.0, 0.0))
+
+    def pair(chunk: Chunk) -> tuple[float, float]:
+        gather, reduce = fsdp_s(space.shape, layout, space.cluster, chunk, works)
+        return rates.data * gather, rates.data * (gather + reduce)
+
+    layers = {kind: pair(of_layers((kind,))) for kind in sorted(set(space.shape.pattern))}
+    ends = pair(replace(of_layers(()), embedding=space.shape.vocab > 0))
+    whole = tuple(sum(layers[kind][i] for kind in space.shape.pattern) + ends[i] for i in (0, 1))
+    layer_bytes, _ = step_buffers(space.shape, layout, works)
+    return Links(layers, ends, layer_bytes, (whole[0], whole[1]))
 
 
 def once_s(space: Space, layout: ParallelLayout, table: Table, rates: Efficiency) -> float:

@@ -150,7 +150,7 @@ class _Search:
     def solve(self, bound_s: float, number: int, row: Row, cut: tuple[int, ...]) -> bool:
         """Cuts, fits and simulates a layout; whether it is the best so far."""
         self.solved.add((number, row))
-        priced, before = self.prices.inners[number], self.best_s
+        priced, before = self.prices.inner(number, row), self.best_s
         layout = self.prices.space.layout(self.prices.insides[number], row, cut)
         is_exact = layout.pp == 1 or layout.vpp > 1  # the cut is given, and more recompute than has to be is slower
         at_hand = self._priced(layout, priced)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpsearch.schedule.bound import chains
 from hpsearch.space.tables import Table
 
 Floats = NDArray[np.float64]
@@ -75,6 +76,7 @@ class _Stack:
         tables = pipes.tables
         self.k = pipes.table
         self.base = np.array([t.base_s for t in tables])
+        self.forward = np.array([t.forward_s for t in tables])
         self.saved = np.array([t.saved_bytes for t in tables])
         self.freed = np.array([t.freed_bytes for t in tables])
         self.dense = np.array([t.dense for t in tables])
@@ -86,6 +88,7 @@ class _Stack:
             return np.array([getattr(t, name) for t in tables], dtype=np.float64)[self.k]
 
         self.first_s, self.last_s, self.rho = column("first_s"), column("last_s"), column("again_s_per_byte")
+        self.first_forward_s, self.last_forward_s = column("first_forward_s"), column("last_forward_s")
         self.first_dense, self.last_dense = column("first_dense"), column("last_dense")
         self.both_dense = column("both_dense")
         self.loss, self.layer = column("loss_bytes"), column("layer_bytes")
@@ -224,19 +227,59 @@ def _most_alike(pipes: Pipes, stack: _Stack, stage: int, at: Ints, most: Ints, b
     return np.asarray(np.clip(found, 0, np.maximum(most, 0)), dtype=np.int64)
 
 
-def even_s(pipes: Pipes, sizes: list[int]) -> Floats:
-    """The bound of interleaved layouts whose chunks have these `sizes`, chunk i on stage i mod p."""
-    stack, count, p = _Stack(pipes), len(pipes.table), pipes.stages
+def even_s(pipes: Pipes, sizes: list[int], cutoff_s: Floats) -> Floats:
+    """The bound of interleaved layouts whose chunks have these `sizes`, chunk i on stage i mod p; inf where it is above
+    the cutoff.
+
+    At least what every rank has to do; and the longest of the schedule room's chains with base times, on which what
+    recompute adds to a rank lies as often as the rank's chunk that lies there least.
+    """
+    stack, p = _Stack(pipes), pipes.stages
     ends = np.concatenate([[0], np.cumsum(sizes)])
-    found = np.zeros(count)
-    before = np.zeros(count)
-    for stage in range(p):
-        pieces = [
-            (np.full(count, ends[c], dtype=np.int64), np.full(count, ends[c + 1], dtype=np.int64))
-            for c in range(stage, len(sizes), p)
-        ]
-        mine = stage_s(pipes, stack, stage, pieces)
-        found = np.maximum(found, before + 2 * stage * pipes.hop_s + pipes.micro_batches * mine)
-        first = stack.base[stack.k, ends[stage + 1]] - stack.base[stack.k, ends[stage]]
-        before = before + first + (stack.first_s if stage == 0 else 0.0)
-    return found
+    ranks = np.stack(
+        [
+            stage_s(
+                pipes, stack, r, [(_all(ends[c], stack), _all(ends[c + 1], stack)) for c in range(r, len(sizes), p)]
+            )
+            for r in range(p)
+        ],
+        axis=1,
+    )
+    found = pipes.micro_batches * ranks.max(axis=1)
+    # As many micro-batches as ranks: frameworks run all forwards first, which is another schedule.
+    some = np.flatnonzero((found < cutoff_s) & (pipes.micro_batches > p))
+    if len(some):
+        found[some] = np.maximum(found[some], _on_chains(pipes.of(some), sizes, ranks[some]))
+    return np.where(found < cutoff_s, found, np.inf)
+
+
+def _on_chains(pipes: Pipes, sizes: list[int], ranks: Floats) -> Floats:
+    stack, p, found = _Stack(pipes), pipes.stages, np.zeros(len(pipes.table))
+    forward, both = (_chunk_s(stack, sizes, which) for which in ("forward", "base"))
+    again = ranks - both.reshape(len(found), pipes.virtual, p).sum(axis=1)
+    hops = np.repeat(pipes.hop_s[:, None], len(sizes) - 1, axis=1)
+    times = np.hstack([forward, both - forward, np.zeros_like(both), hops])
+    for m in np.unique(pipes.micro_batches).tolist():
+        some = pipes.micro_batches == m
+        counts = chains("interleaved", p, pipes.virtual, int(m))
+        rarest = counts[:, len(sizes) : 2 * len(sizes)].reshape(len(counts), pipes.virtual, p).min(axis=1)
+        found[some] = (times[some] @ counts.T + again[some] @ rarest.T).max(axis=1)
+    return found * (1 - 1e-9)
+
+
+def _all(ends: Ints, stack: _Stack) -> tuple[Ints, Ints]:
+    """The same first and last layer for every layout."""
+    first, last = (np.full(len(stack.k), end, dtype=np.int64) for end in ends.tolist())
+    return first, last
+
+
+def _chunk_s(stack: _Stack, sizes: list[int], which: str) -> Floats:
+    """[layouts, chunks] seconds of one micro-batch: the forward, or both ways."""
+    values, first, last = {
+        "forward": (stack.forward, stack.first_forward_s, stack.last_forward_s),
+        "base": (stack.base, stack.first_s, stack.last_s),
+    }[which]
+    found = np.diff(values[stack.k][:, np.concatenate([[0], np.cumsum(sizes)])], axis=1)
+    found[:, 0] += first
+    found[:, -1] += last
+    return np.asarray(found)

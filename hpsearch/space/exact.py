@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import ceil
 
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency
-from hpsearch.estimate import ModelShape, ParallelLayout, memory, rank_memory
+from hpsearch.estimate import ModelShape, ParallelLayout, memory
 from hpsearch.estimate.estimate import assembled
+from hpsearch.estimate.memory import stage_memory
 from hpsearch.estimate.pipeline import simulated_s
+from hpsearch.estimate.stages import Chunk, chunks, with_again
 from hpsearch.space.tables import Inner
 
 
@@ -43,8 +46,11 @@ def fitted(shape: ModelShape, layout: ParallelLayout, priced: Inner, room_bytes:
     if layout.recompute == "selective":
         return layout if memory(shape, layout, works=priced.works).peak_bytes <= room_bytes else None
     again = [0] * len(layout.cut)
+    plain = replace(layout, recompute="none", recomputed=())
+    all_chunks, starts = chunks(shape, plain), [0, *accumulate(layout.cut)]
     for rank in range(layout.pp):
-        least = _Rank(shape, layout, priced, rank).least(room_bytes)
+        mine, at = all_chunks[rank :: layout.pp], starts[rank : -1 : layout.pp]
+        least = _Rank(shape, plain, priced, rank, mine, at).least(room_bytes)
         if least is None:
             return None
         again[rank :: layout.pp] = least
@@ -61,10 +67,13 @@ class _Rank:
     layout: ParallelLayout
     priced: Inner
     rank: int
+    chunks: tuple[Chunk, ...]
+    starts: list[int]
+    """First layer of each chunk."""
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        return self.layout.cut[self.rank :: self.layout.pp]
+    def sizes(self) -> list[int]:
+        return [chunk.layers for chunk in self.chunks]
 
     def least(self, room_bytes: float) -> list[int] | None:
         """The fewest layers of each chunk that fit. Bytes fall alike with every layer, but for the first."""
@@ -93,8 +102,9 @@ class _Rank:
         return found
 
     def peak_bytes(self, total: int) -> float:
-        again = [0] * len(self.layout.cut)
-        again[self.rank :: self.layout.pp] = self.spread(total)
-        how = {"recompute": "full", "recomputed": tuple(again)} if total else {"recompute": "none", "recomputed": ()}
-        layout = replace(self.layout, **how)
-        return rank_memory(self.shape, layout, self.rank, works=self.priced.works).peak_bytes
+        layout, chunks = self.layout, self.chunks
+        if total:
+            layout = replace(layout, recompute="full")
+            parts = zip(self.chunks, self.starts, self.spread(total), strict=True)
+            chunks = tuple(with_again(self.shape, chunk, at, layers) for chunk, at, layers in parts)
+        return stage_memory(self.shape, layout, self.rank, chunks, self.priced.works).peak_bytes

@@ -20,7 +20,7 @@ from hpsearch.estimate.stages import sizes_of
 from hpsearch.space.around import Around, around
 from hpsearch.space.bound import Pipes, even_s, least_s, without_memory_s
 from hpsearch.space.space import Inside, Row, Space
-from hpsearch.space.tables import Inner, Table, inner, table, whole_s
+from hpsearch.space.tables import Inner, Table, inner, sharded, table, whole_s
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,6 +31,8 @@ class Prices:
     space: Space
     insides: list[Inside] = field(default_factory=list)
     inners: list[Inner] = field(default_factory=list)
+    sharded: dict[int, Inner] = field(default_factory=dict)
+    """Of insides under full sharding, where that is told apart."""
     numbers: dict[Inside, int] = field(default_factory=dict)
     tables: dict[tuple[int, int, int, float], Table] = field(default_factory=dict)
     """(inside, data ranks, shard ranks, recomputed share of the tangent), all but the first 0 without full sharding."""
@@ -48,6 +50,16 @@ class Prices:
         self.insides.append(inside)
         self.inners.append(inner(self.space.shape, inside.layout(self.space.base), self.space.cluster, at_hand))
         return self.numbers[inside]
+
+    def inner(self, number: int, row: Row) -> Inner:
+        """An inside with what its storage makes it keep: code that is not fused keeps other tensors, by the same
+        seconds, where storage is fully sharded."""
+        if row[4] != 3 or self.space.base.fused:
+            return self.inners[number]
+        if number not in self.sharded:
+            layout = replace(self.inners[number].layout, zero=3, fsdp=True)
+            self.sharded[number] = inner(self.space.shape, layout, self.space.cluster)
+        return self.sharded[number]
 
     def spread_s(self, number: int) -> float:
         """All micro-batches spread evenly over all devices."""
@@ -73,10 +85,14 @@ class Prices:
         inside = self.insides[number]
         key = (number, dp * inside.cp, shard_ranks, again) if zero == 3 else (number, 0, 0, 0.0)
         if key not in self.tables:
-            outer = self.space.layout(inside, row) if zero == 3 else self.inners[number].layout
-            self.tables[key] = table(
-                self.space.shape, self.inners[number], self.rates, self.space.cluster, outer, again
-            )
+            priced = self.inners[number]
+            if zero == 3:
+                self.tables[key] = sharded(
+                    self._plain(number), self.space.shape, self.around(number, row).links, again,
+                    self.space.cluster.device.overlap_efficiency if self.space.base.prefetch else 0.0,
+                )  # fmt: skip
+            else:
+                self.tables[key] = table(self.space.shape, priced, self.rates)
         return self.tables[key]
 
     def around(self, number: int, row: Row) -> Around:
@@ -103,7 +119,7 @@ class Prices:
         overlap = self.space.cluster.device.overlap_efficiency if self.space.base.prefetch else 0.0
         whole = sum(
             max(compute, link) + (1 - overlap) * min(compute, link)
-            for compute, link in zip(plain.compute_s, found.links_s, strict=True)
+            for compute, link in zip(plain.compute_s, found.links.whole_s, strict=True)
         )
         pipe = m * whole / pp if vpp > 1 else float(without_memory_s(whole, np.array(float(m)), pp))
         return pipe + found.once_s
@@ -121,7 +137,7 @@ class Prices:
             pipes = self._pipes([members[i] for i in some.tolist()], again)
             if vpp > 1:
                 sizes = sizes_of(self.space.shape, pp * vpp)
-                more, cuts[some] = even_s(pipes, sizes), np.array(sizes)
+                more, cuts[some] = even_s(pipes, sizes, cutoff_s[some]), np.array(sizes)
             else:
                 bounds = least_s(pipes, cutoff_s[some])
                 more, cuts[some] = bounds.pipe_s, bounds.cuts

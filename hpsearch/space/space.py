@@ -25,12 +25,16 @@ Ints = NDArray[np.int64]
 IN_WORDS = (
     "tp x cp (ring, gathered keys, or Ulysses) x pp x dp, ep and expert-tp folded over dp, cp and tp; tp innermost, "
     "then cp, dp, pp; sequence sharding on or off; 1F1B with any cut of the layers into stages, or interleaved 1F1B "
-    "with even chunks; micro-batches of 1 to 32 rows; ZeRO 0, 1, 2 (without pipeline) and 3, sharded over all data "
-    "ranks or over one tier; recompute of any number of layers of each stage, or of one part of all layers"
+    "with even chunks; micro-batches of 1 to 32 rows by doubling, or of any divisor of the batch up to 128 rows and "
+    "131,072 tokens a rank; ZeRO 0, 1, 2 (without pipeline) and 3, sharded over all data ranks or over one tier; "
+    "recompute of any number of layers of each stage, or of one part of all layers"
 )
 """What a certificate is about."""
 ROWS = (1, 2, 4, 8, 16, 32)
-PARTS = ("attention", "mlp", "moe", "norm+activation")
+"""Of a micro-batch, whether or not they divide the batch."""
+MOST_ROWS, MOST_TOKENS = 128, 2**17
+"""Of a micro-batch that divides the batch; tokens on one cp rank."""
+PARTS = ("attention", "mlp", "moe", "norm+activation", "mla_up")
 """Of selective recompute, one at a time."""
 MOST_VIRTUAL = 8
 MOST_IDLE = 0.04
@@ -113,19 +117,25 @@ class Space:
 
     def _inner(self, tp: int, cp: int, kind: str, ep: int, etp: int) -> Iterator[Inside]:
         for sp in self.values("sp", (True, False) if tp > 1 else (False,)):
-            for rows in self.values("micro_batch", self.pins.get("micro_batch", ROWS)):
+            for rows in self.values("micro_batch", self.pins.get("micro_batch", self.rows(cp))):
                 if rows <= self.global_batch:
                     for recompute in self.values("recompute", self.recomputes()):
                         yield Inside(tp, sp, cp, kind, ep, etp, rows, recompute)
 
+    def rows(self, cp: int) -> list[int]:
+        """Rows of a micro-batch, for a degree of cp."""
+        most = min(MOST_ROWS, MOST_TOKENS * cp // self.base.seq_len)
+        return sorted({*ROWS, *(n for n in range(1, most + 1) if self.global_batch % n == 0)})
+
     def recomputes(self) -> list[str]:
-        """full, and the parts that there are: a written score matrix, experts, dense layers."""
+        """full, and the parts that there are: a written score matrix, experts, dense layers, latent attention."""
         kinds = {kind_of(name) for name in self.shape.counts}
         there = {
             "attention": "attention" in kinds and not self.base.flash,
             "mlp": "mlp" in kinds,
             "moe": "moe" in kinds,
             "norm+activation": True,
+            "mla_up": any(self.shape.of(name).mla for name in self.shape.counts),
         }
         return ["full", *(part for part in PARTS if there[part])]
 

@@ -7,7 +7,8 @@ below them everywhere, touches them where all layers are alike, and is additive 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,12 +16,11 @@ from numpy.typing import NDArray
 
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency
-from hpsearch.estimate.estimate import HOST_POWER, blocks, fsdp_s
+from hpsearch.estimate.estimate import HOST_POWER, blocks
 from hpsearch.estimate.memory import loss_bytes, step_buffers
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.price import HOST, Seconds, recomputed, scales
-from hpsearch.estimate.shape import ModelShape
-from hpsearch.estimate.stages import Chunk, of_layers
+from hpsearch.estimate.shape import Layer, ModelShape
 from hpsearch.estimate.work import Work
 
 Floats = NDArray[np.float64]
@@ -50,7 +50,7 @@ def whole_s(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> float:
         counts += [(priced.seconds["embedding"], 1.0), (priced.seconds["head"], 1.0)]
     forward = sum((one.forward * count for one, count in counts), np.zeros(len(factor)))
     backward = sum((_behind(priced, one) * count for one, count in counts), np.zeros(len(factor)))
-    return _norm(_split(forward * factor, 0.0)) + _norm(_split(backward * factor, 0.0))
+    return _norm(_split(forward * factor)) + _norm(_split(backward * factor))
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Table:
 
     base_s: Floats
     """Forward and backward without recompute of whole layers."""
+    forward_s: Floats
+    """Of those, the forward."""
     saved_bytes: Floats
     """Kept from forward to backward, nothing recomputed by whole layers."""
     freed_bytes: Floats
@@ -70,6 +72,8 @@ class Table:
     """Of the embedding."""
     last_s: float
     """Of what stands behind the last layer."""
+    first_forward_s: float
+    last_forward_s: float
     again_s_per_byte: float
     """Least seconds of recompute for a byte that it frees; 0 where recompute is not by layers."""
     first_dense: float
@@ -100,21 +104,10 @@ class Table:
         return float(self.base_s[-1]) + self.first_s + self.last_s
 
 
-def table(
-    shape: ModelShape,
-    priced: Inner,
-    efficiency: Efficiency,
-    cluster: Cluster,
-    outer: ParallelLayout,
-    again: float = 0.0,
-) -> Table:
-    """The table of a priced inside. `outer`: any layout with it; its data ranks count under full sharding alone.
-
-    `again`: where the tangents touch, as the share of layers recomputed. Every choice gives a bound; under full
-    sharding gathers may be longer than the compute at 0 and shorter at 1, and the larger bound of the two counts.
-    """
+def table(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> Table:
+    """The table of a priced inside, without gathers of fully sharded storage."""
     kinds = sorted(set(shape.pattern))
-    weights = _Weights.at_the_whole(shape, priced, efficiency, cluster, outer, again)
+    weights = _Weights.at_the_whole(shape, priced, efficiency)
     seconds = {kind: weights.seconds(weights.layers[kind]) for kind in kinds}
     by_layers = priced.layout.recompute == "full"
     repeat_s = {kind: weights.again_s(kind) if by_layers else 0.0 for kind in kinds}
@@ -125,17 +118,31 @@ def table(
     hidden, tp = shape.hidden, priced.layout.tp
     output, norm = shape.vocab * hidden / tp, hidden * (2.0 if shape.bias else 1.0)
     embedding = shape.embedding_params / tp
+    layer_bytes, exchange_bytes = step_buffers(shape, priced.layout, priced.works)
+    pattern = shape.pattern
     return Table(
-        _prefix([seconds[layer] for layer in shape.pattern]), _prefix([saved[layer] for layer in shape.pattern]),
-        _prefix([freed[layer] for layer in shape.pattern]), _prefix([params[layer][0] for layer in shape.pattern]),
-        _prefix([params[layer][1] for layer in shape.pattern]),
-        weights.seconds(weights.embedding), weights.seconds(weights.behind),
-        min((repeat_s[kind] / freed[kind] for kind in kinds if freed[kind]), default=0.0),
-        embedding, output + norm, embedding + (0.0 if shape.tied else output) + norm,
-        loss_bytes(shape, priced.layout, priced.works), *step_buffers(shape, outer, priced.works),
-        2.0 * hidden * _rows(priced.layout), weights.forward_share, len(kinds) == 1,
-        weights.compute_s,
-    )  # fmt: skip
+        base_s=_prefix([seconds[layer] for layer in pattern]),
+        forward_s=_prefix([weights.forward_s(weights.layers[layer]) for layer in pattern]),
+        saved_bytes=_prefix([saved[layer] for layer in pattern]),
+        freed_bytes=_prefix([freed[layer] for layer in pattern]),
+        dense=_prefix([params[layer][0] for layer in pattern]),
+        expert=_prefix([params[layer][1] for layer in pattern]),
+        first_s=weights.seconds(weights.embedding),
+        last_s=weights.seconds(weights.behind),
+        first_forward_s=weights.forward_s(weights.embedding),
+        last_forward_s=weights.forward_s(weights.behind),
+        again_s_per_byte=min((repeat_s[kind] / freed[kind] for kind in kinds if freed[kind]), default=0.0),
+        first_dense=embedding,
+        last_dense=output + norm,
+        both_dense=embedding + (0.0 if shape.tied else output) + norm,
+        loss_bytes=loss_bytes(shape, priced.layout, priced.works),
+        layer_bytes=layer_bytes,
+        exchange_bytes=exchange_bytes,
+        hop_bytes=2.0 * hidden * _rows(priced.layout),
+        forward_share=weights.forward_share,
+        is_uniform=len(kinds) == 1,
+        compute_s=weights.compute_s,
+    )
 
 
 def _rows(layout: ParallelLayout) -> float:
@@ -146,7 +153,7 @@ def _prefix(values: list[float]) -> Floats:
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
-def _saved(priced: Inner, layer: tuple[str, ...]) -> float:
+def _saved(priced: Inner, layer: Layer) -> float:
     """Kept of one layer, less what selective recompute drops."""
     works, layout = [priced.works[name] for name in layer], priced.layout
     kept = sum(work.saved + work.copies for work in works)
@@ -155,72 +162,102 @@ def _saved(priced: Inner, layer: tuple[str, ...]) -> float:
     return kept * (1 - layout.offload_share)
 
 
-def _params(works: dict[str, Work], layer: tuple[str, ...]) -> tuple[float, float]:
+def _params(works: dict[str, Work], layer: Layer) -> tuple[float, float]:
     return sum(works[name].params for name in layer), sum(works[name].expert_params for name in layer)
 
 
 Pair = tuple[Floats, Floats]
-"""[device, host, link] seconds, forward and backward."""
+"""[device, host] seconds, forward and backward."""
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """Tangents: what a layer's device, host and link seconds count in the forward and the backward."""
+    """Tangents: what a layer's device and host seconds count in the forward and the backward."""
 
-    layers: dict[tuple[str, ...], Pair]
-    repeat: dict[tuple[str, ...], Floats]
+    layers: dict[Layer, Pair]
+    repeat: dict[Layer, Floats]
     embedding: Pair
     behind: Pair
     slopes: Pair
     compute_s: tuple[float, float]
 
     @staticmethod
-    def at_the_whole(
-        shape: ModelShape, priced: Inner, efficiency: Efficiency, cluster: Cluster, outer: ParallelLayout, again: float
-    ) -> _Weights:
-        """At the whole model with this share of its layers recomputed."""
+    def at_the_whole(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> _Weights:
+        """At the whole model."""
         factor = scales(efficiency, priced.layout.low_precision)
 
-        def pair(total: Seconds, chunk: Chunk | None = None) -> Pair:
-            gather = reduce = 0.0
-            if outer.fsdp and chunk is not None:
-                gather, reduce = fsdp_s(shape, outer, cluster, chunk, priced.works)
-            return (
-                _split(total.forward * factor, efficiency.data * gather),
-                _split(_behind(priced, total) * factor, efficiency.data * (gather + reduce)),
-            )
+        def pair(total: Seconds) -> Pair:
+            return _split(total.forward * factor), _split(_behind(priced, total) * factor)
 
         kinds = sorted(set(shape.pattern))
-        layers = {kind: pair(_total(priced.seconds, kind), of_layers((kind,))) for kind in kinds}
-        repeat = {kind: _split(_total(priced.seconds, kind).repeat * factor, 0.0) for kind in kinds}
+        layers = {kind: pair(_total(priced.seconds, kind)) for kind in kinds}
+        repeat = {kind: _split(_total(priced.seconds, kind).repeat * factor) for kind in kinds}
         has_vocab = 1.0 if shape.vocab else 0.0
-        ends = Chunk(of_layers(()).blocks, 0, shape.vocab > 0, 0)
-        embedding = pair(priced.seconds["embedding"] * has_vocab, ends)
+        embedding = pair(priced.seconds["embedding"] * has_vocab)
         head = priced.seconds["head"] * (has_vocab * (1.0 + shape.mtp_layers))
         if shape.mtp_layers:
             head = head + _total(priced.seconds, shape.pattern[-1]) * shape.mtp_layers
         behind = pair(head)
-        forward = sum((layers[kind][0] for kind in shape.pattern), embedding[0] + behind[0])
-        backward = sum((layers[kind][1] + again * repeat[kind] for kind in shape.pattern), embedding[1] + behind[1])
-        overlap = cluster.device.overlap_efficiency if outer.prefetch else 0.0
-        slopes = _slope(forward, overlap), _slope(backward, overlap)
-        plain = sum((layers[kind][1] for kind in shape.pattern), embedding[1] + behind[1])
-        return _Weights(layers, repeat, embedding, behind, slopes, (_norm(forward), _norm(plain)))
+        counts = Counter(shape.pattern)
+        forward, backward = (
+            sum((layers[kind][i] * counts[kind] for kind in kinds), embedding[i] + behind[i]) for i in (0, 1)
+        )
+        return _Weights(
+            layers, repeat, embedding, behind, (_slope(forward), _slope(backward)), (_norm(forward), _norm(backward))
+        )
 
     def seconds(self, pair: Pair) -> float:
         return float(pair[0] @ self.slopes[0] + pair[1] @ self.slopes[1])
 
-    def again_s(self, kind: tuple[str, ...]) -> float:
+    def forward_s(self, pair: Pair) -> float:
+        return float(pair[0] @ self.slopes[0])
+
+    def again_s(self, kind: Layer) -> float:
         return float(self.repeat[kind] @ self.slopes[1])
 
     @property
     def forward_share(self) -> float:
         """Largest share of the forward in any layer, or in what stands before and behind them."""
         pairs = [*self.layers.values(), *(end for end in (self.embedding, self.behind) if self.seconds(end))]
-        return max(float(pair[0] @ self.slopes[0]) / self.seconds(pair) for pair in pairs)
+        return max(self.forward_s(pair) / self.seconds(pair) for pair in pairs)
 
 
-def _total(seconds: dict[str, Seconds], layer: tuple[str, ...]) -> Seconds:
+@dataclass(frozen=True)
+class Links:
+    """Gathers (forward) and gathers with reductions (backward) of fully sharded storage, for one micro-batch."""
+
+    layers: dict[Layer, tuple[float, float]]
+    embedding: tuple[float, float]
+    layer_bytes: float
+    """In the backward of a layer at least, gathered parameters among them."""
+    whole_s: tuple[float, float]
+
+
+def sharded(plain: Table, shape: ModelShape, links: Links, again: float, overlap: float) -> Table:
+    """`plain` with links beside its compute. h(c, g) = max(c, g) + (1 - overlap)·min(c, g) is convex and homogeneous;
+    its tangent at the whole model with a share `again` of its layers recomputed is below it everywhere. Every share
+    gives a bound: gathers may be longer than the compute at 0 and shorter at 1, and the larger bound counts."""
+    repeat = again * plain.again_s_per_byte * float(plain.freed_bytes[-1])
+    totals = plain.compute_s[0], plain.compute_s[1] + repeat
+    slopes = [(1.0, 1 - overlap) if c >= g else (1 - overlap, 1.0) for c, g in zip(totals, links.whole_s, strict=True)]
+    (f_c, f_g), (b_c, b_g) = slopes
+    gathers, reductions = (_prefix([links.layers[kind][i] for kind in shape.pattern]) for i in (0, 1))
+    forward = f_c * plain.forward_s + f_g * gathers
+    base = forward + b_c * (plain.base_s - plain.forward_s) + b_g * reductions
+    first_forward = f_c * plain.first_forward_s + f_g * links.embedding[0]
+    first = first_forward + b_c * (plain.first_s - plain.first_forward_s) + b_g * links.embedding[1]
+    last_forward = f_c * plain.last_forward_s
+    last = last_forward + b_c * (plain.last_s - plain.last_forward_s)
+    shares = np.append(np.diff(forward) / np.diff(base), [part / whole for part, whole in
+                       ((first_forward, first), (last_forward, last)) if whole])  # fmt: skip
+    return replace(
+        plain, base_s=base, forward_s=forward, first_s=first, last_s=last, first_forward_s=first_forward,
+        last_forward_s=last_forward, again_s_per_byte=b_c * plain.again_s_per_byte, layer_bytes=links.layer_bytes,
+        forward_share=float(shares.max()),
+    )  # fmt: skip
+
+
+def _total(seconds: dict[str, Seconds], layer: Layer) -> Seconds:
     first, *others = (seconds[name] for name in layer)
     for one in others:
         first = first + one
@@ -232,22 +269,16 @@ def _behind(priced: Inner, total: Seconds) -> Floats:
     return total.backward if priced.layout.recompute == "full" else total.backward + total.repeat
 
 
-def _split(vector: Floats, link: float) -> Floats:
-    return np.array([vector.sum() - vector[HOST], vector[HOST], link])
+def _split(vector: Floats) -> Floats:
+    return np.array([vector.sum() - vector[HOST], vector[HOST]])
 
 
 def _norm(total: Floats) -> float:
-    device, host, _ = total
+    device, host = total
     return float((device**HOST_POWER + host**HOST_POWER) ** (1 / HOST_POWER))
 
 
-def _slope(total: Floats, overlap: float) -> Floats:
-    """Gradient of h(norm(device, host), link) at `total`, for h(c, g) = max(c, g) + (1 - overlap)·min(c, g): convex and
-    homogeneous, so its tangent there is below it everywhere."""
-    device, host, link = total
+def _slope(total: Floats) -> Floats:
+    """Gradient of the norm at `total`: what a layer's device and host seconds count, at most as much as they do."""
     norm = _norm(total)
-    if norm == 0.0:
-        return np.zeros(3)
-    inside = np.array([device, host]) ** (HOST_POWER - 1) / norm ** (HOST_POWER - 1)
-    on_compute, on_link = (1.0, 1 - overlap) if norm >= link else (1 - overlap, 1.0)
-    return np.array([*(on_compute * inside), on_link])
+    return np.zeros(2) if norm == 0.0 else np.asarray((total / norm) ** (HOST_POWER - 1))
