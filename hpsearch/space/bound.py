@@ -238,9 +238,7 @@ def even_s(pipes: Pipes, sizes: list[int], cutoff_s: Floats) -> Floats:
     ends = np.concatenate([[0], np.cumsum(sizes)])
     ranks = np.stack(
         [
-            stage_s(
-                pipes, stack, r, [(_all(ends[c], stack), _all(ends[c + 1], stack)) for c in range(r, len(sizes), p)]
-            )
+            stage_s(pipes, stack, r, [_all(ends[c : c + 2], stack) for c in range(r, len(sizes), p)])
             for r in range(p)
         ],
         axis=1,
