@@ -56,8 +56,9 @@ def _links(space: Space, layout: ParallelLayout, rates: Efficiency, works: dict[
     layers = {kind: pair(of_layers((kind,))) for kind in sorted(set(space.shape.pattern))}
     ends = pair(replace(of_layers(()), embedding=space.shape.vocab > 0))
     whole = tuple(sum(layers[kind][i] for kind in space.shape.pattern) + ends[i] for i in (0, 1))
-    layer_bytes, _ = step_buffers(space.shape, layout, works)
-    return Links(layers, ends, layer_bytes, (whole[0], whole[1]))
+    with_gathered, _ = step_buffers(space.shape, layout, works)
+    without, _ = step_buffers(space.shape, replace(layout, zero=1, fsdp=False), works)
+    return Links(layers, ends, with_gathered - without, (whole[0], whole[1]))
 
 
 def once_s(space: Space, layout: ParallelLayout, table: Table, rates: Efficiency) -> float:

@@ -57,8 +57,9 @@ class Prices:
         if row[4] != 3 or self.space.base.fused:
             return self.inners[number]
         if number not in self.sharded:
-            layout = replace(self.inners[number].layout, zero=3, fsdp=True)
-            self.sharded[number] = inner(self.space.shape, layout, self.space.cluster)
+            alone = self.inners[number].layout
+            layout = replace(alone, zero=3, fsdp=True)
+            self.sharded[number] = replace(inner(self.space.shape, layout, self.space.cluster), layout=alone)
         return self.sharded[number]
 
     def spread_s(self, number: int) -> float:
@@ -85,12 +86,12 @@ class Prices:
         inside = self.insides[number]
         key = (number, dp * inside.cp, shard_ranks, again) if zero == 3 else (number, 0, 0, 0.0)
         if key not in self.tables:
-            priced = self.inners[number]
+            priced = self.inner(number, row)
             if zero == 3:
-                self.tables[key] = sharded(
-                    self._plain(number), self.space.shape, self.around(number, row).links, again,
-                    self.space.cluster.device.overlap_efficiency if self.space.base.prefetch else 0.0,
-                )  # fmt: skip
+                is_told = priced is not self.inners[number]
+                alone = table(self.space.shape, priced, self.rates) if is_told else self._plain(number)
+                overlap = self.space.cluster.device.overlap_efficiency if self.space.base.prefetch else 0.0
+                self.tables[key] = sharded(alone, self.space.shape, self.around(number, row).links, again, overlap)
             else:
                 self.tables[key] = table(self.space.shape, priced, self.rates)
         return self.tables[key]

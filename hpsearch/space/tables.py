@@ -229,7 +229,7 @@ class Links:
     layers: dict[Layer, tuple[float, float]]
     embedding: tuple[float, float]
     layer_bytes: float
-    """In the backward of a layer at least, gathered parameters among them."""
+    """Of gathered parameters in the backward of a layer."""
     whole_s: tuple[float, float]
 
 
@@ -252,8 +252,8 @@ def sharded(plain: Table, shape: ModelShape, links: Links, again: float, overlap
                        ((first_forward, first), (last_forward, last)) if whole])  # fmt: skip
     return replace(
         plain, base_s=base, forward_s=forward, first_s=first, last_s=last, first_forward_s=first_forward,
-        last_forward_s=last_forward, again_s_per_byte=b_c * plain.again_s_per_byte, layer_bytes=links.layer_bytes,
-        forward_share=float(shares.max()),
+        last_forward_s=last_forward, again_s_per_byte=b_c * plain.again_s_per_byte,
+        layer_bytes=plain.layer_bytes + links.layer_bytes, forward_share=float(shares.max()),
     )  # fmt: skip
 
 
