@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.errors import InfeasibleError
-from hpsearch.estimate import ParallelLayout
+from hpsearch.estimate import ModelShape, ParallelLayout
 from hpsearch.estimate.stages import sizes_of
 from hpsearch.space.exact import Choice, fitted, simulated
 from hpsearch.space.prices import Prices
@@ -155,7 +155,7 @@ class _Search:
         is_exact = layout.pp == 1 or layout.vpp > 1  # the cut is given, and more recompute than has to be is slower
         at_hand = self._priced(layout, priced)
         if at_hand is None and not is_exact:
-            at_hand = self._priced(replace(layout, cut=tuple(sizes_of(self.prices.space.shape, layout.pp))), priced)
+            at_hand = self._priced(replace(layout, cut=_even(self.prices.space.shape, layout.pp)), priced)
         if not is_exact:
             self.least_tried_s = min(self.least_tried_s, bound_s)
         if at_hand is None:
@@ -189,6 +189,15 @@ class _Search:
                     if other is not None and other.step_s < choice.step_s * (1 - 1e-9):
                         choice, better = other, True
         return choice
+
+
+def _even(shape: ModelShape, stages: int) -> tuple[int, ...]:
+    """As even as it comes; a stage that a heavy head would leave without layers has one."""
+    sizes = sizes_of(shape, stages)
+    while min(sizes) < 1:
+        sizes[sizes.index(max(sizes))] -= 1
+        sizes[sizes.index(min(sizes))] += 1
+    return tuple(sizes)
 
 
 def _remedy(rules: Rules) -> str:

@@ -139,11 +139,10 @@ def least_s(pipes: Pipes, cutoff_s: Floats) -> Bounds:
         zero, all_layers = np.zeros(count, dtype=np.int64), np.full(count, stack.layers, dtype=np.int64)
         return Bounds(m * stage_s(pipes, stack, 0, [(zero, all_layers)]), all_layers[:, None])
     low = without_memory_s(stack.whole_s, m, pipes.stages) + 0.0 * pipes.hop_s
-    high = np.minimum(cutoff_s, LONGEST * low)
-    cuts, reached = _deal(pipes, stack, high)
+    cuts, reached = _deal(pipes, stack, cutoff_s)
     if reached.any():
         some = np.flatnonzero(reached)
-        low[some], cuts[some] = _halved(pipes.of(some), low[some], high[some], cuts[some])
+        low[some], cuts[some] = _halved(pipes.of(some), low[some], cutoff_s[some], cuts[some])
     return Bounds(np.where(reached, low, np.inf), cuts)
 
 
@@ -164,24 +163,25 @@ def without_memory_s(whole_s: Floats | float, micro_batches: Floats, stages: Flo
 
 
 def _deal(pipes: Pipes, stack: _Stack, limit: Floats) -> tuple[Ints, NDArray[np.bool_]]:
-    """Layers of each stage if each takes as many as `limit` allows, and whether all are dealt out."""
+    """Layers of each stage if each takes as many as `limit` allows, and whether all are dealt out.
+
+    A stage may take none: those before it may have taken a small layer that was its own, and left it one that only
+    later stages have room for. The cuts then give it one of theirs.
+    """
     count, p = len(limit), pipes.stages
-    at, cuts = np.zeros(count, dtype=np.int64), np.zeros((count, p), dtype=np.int64)
+    at, ends = np.zeros(count, dtype=np.int64), np.full((count, p), stack.layers, dtype=np.int64)
     fine = np.ones(count, dtype=np.bool_)
-    for stage in range(p):
+    for stage in range(p - 1):
         budget = _budget(pipes, stack, limit, stage, at)
         most = stack.layers - (p - 1 - stage) - at
-        if stage == p - 1:
-            left = np.maximum(most, 1)
-            end = np.minimum(at + left, stack.layers)
-            fine &= (most >= 1) & (stage_s(pipes, stack, stage, [(end - left, end)]) <= budget)
-            cuts[:, stage] = left
-            break
-        mine = (_most_alike if stack.is_uniform else _most)(pipes, stack, stage, at, most, budget)
-        fine &= mine >= 1
-        cuts[:, stage] = np.maximum(mine, 1)
-        at = np.minimum(at + cuts[:, stage], stack.layers - 1)
-    return cuts, fine
+        at = at + (_most_alike if stack.is_uniform else _most)(pipes, stack, stage, at, most, budget)
+        fine &= at > stage
+        ends[:, stage] = at
+    seconds = stage_s(pipes, stack, p - 1, [(at, ends[:, -1])])
+    fine &= np.isfinite(seconds) & (seconds <= _budget(pipes, stack, limit, p - 1, at))
+    for stage in range(p - 2, -1, -1):
+        ends[:, stage] = np.minimum(ends[:, stage], ends[:, stage + 1] - 1)
+    return np.diff(ends, axis=1, prepend=0), fine
 
 
 def _budget(pipes: Pipes, stack: _Stack, limit: Floats, stage: int, at: Ints) -> Floats:
@@ -203,7 +203,8 @@ def _most(pipes: Pipes, stack: _Stack, stage: int, at: Ints, most: Ints, budget:
     low, high = np.zeros_like(at), np.maximum(most, 0)
     for _ in range(int(stack.layers).bit_length()):
         middle = (low + high + 1) // 2
-        good = stage_s(pipes, stack, stage, [(at, at + middle)]) <= budget
+        seconds = stage_s(pipes, stack, stage, [(at, at + middle)])
+        good = np.isfinite(seconds) & (seconds <= budget)
         low, high = np.where(good, middle, low), np.where(good, high, np.maximum(middle - 1, low))
     return low
 
@@ -237,10 +238,7 @@ def even_s(pipes: Pipes, sizes: list[int], cutoff_s: Floats) -> Floats:
     stack, p = _Stack(pipes), pipes.stages
     ends = np.concatenate([[0], np.cumsum(sizes)])
     ranks = np.stack(
-        [
-            stage_s(pipes, stack, r, [_all(ends[c : c + 2], stack) for c in range(r, len(sizes), p)])
-            for r in range(p)
-        ],
+        [stage_s(pipes, stack, r, [_all(ends[c : c + 2], stack) for c in range(r, len(sizes), p)]) for r in range(p)],
         axis=1,
     )
     found = pipes.micro_batches * ranks.max(axis=1)

@@ -66,7 +66,7 @@ class Prices:
         """All micro-batches spread evenly over all devices."""
         inside, space = self.insides[number], self.space
         rounds = space.global_batch * inside.tp * inside.cp / (inside.micro_batch * space.devices)
-        return whole_s(space.shape, self.inners[number], self.rates) * rounds + self.rates.step_s
+        return whole_s(space.shape, self.inners[number], self.rates) * rounds + self._once_s
 
     def first_bound(self, number: int, rows: Ints) -> Floats:
         """Base times of the whole model through the pipeline, the optimizer's traffic, and what a step costs once."""
@@ -78,7 +78,13 @@ class Prices:
         device = space.cluster.device
         stream = device.memory_bytes_per_s * device.memory_efficiency
         update = self.rates.moved * traffic_bytes(self.inners[number].layout) * params / shards / stream
-        return np.asarray(pipe + (0.0 if space.base.lora else update) + self.rates.step_s)
+        has_update = not space.base.lora and space.base.trained_parts == "step"
+        return np.asarray(pipe + (update if has_update else 0.0) + self._once_s)
+
+    @property
+    def _once_s(self) -> float:
+        """Of a step, whatever its layout."""
+        return self.rates.step_s if self.space.base.trained_parts == "step" else 0.0
 
     def table(self, number: int, row: Row, again: float = 0.0) -> Table:
         """Of an inside; of its outside too where storage is fully sharded."""

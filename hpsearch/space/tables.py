@@ -111,13 +111,15 @@ def table(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> Table:
     seconds = {kind: weights.seconds(weights.layers[kind]) for kind in kinds}
     by_layers = priced.layout.recompute == "full"
     repeat_s = {kind: weights.again_s(kind) if by_layers else 0.0 for kind in kinds}
-    entry = 2.0 * shape.hidden * _rows(priced.layout)
+    entry = 2.0 * shape.hidden * _rows(priced.layout) * (1 - priced.layout.offload_share)
     saved = {kind: _saved(priced, kind) for kind in kinds}
     freed = {kind: max(saved[kind] - entry, 0.0) if by_layers else 0.0 for kind in kinds}
     params = {kind: _params(priced.works, kind) for kind in kinds}
     hidden, tp = shape.hidden, priced.layout.tp
     output, norm = shape.vocab * hidden / tp, hidden * (2.0 if shape.bias else 1.0)
     embedding = shape.embedding_params / tp
+    if not shape.vocab:  # then nothing stands before or behind the layers
+        norm = embedding = 0.0
     layer_bytes, exchange_bytes = step_buffers(shape, priced.layout, priced.works)
     pattern = shape.pattern
     return Table(
