@@ -250,10 +250,10 @@ def _activations(
     if layout.recompute == "selective":
         dropped = sum(
             works[name].saved_parts.get(part, 0.0) * n
-            for chunk in mine for name, n in chunk.blocks.items() for part in layout.recompute_parts
+            for chunk in mine for name, n in chunk.blocks.items() for part in sorted(layout.recompute_parts)
         ) / len(mine)  # fmt: skip
     biggest = max((works[name].saved for chunk in mine for name in chunk.blocks), default=0.0)
-    pair = sum(works[name].saved for name in set(shape.pattern[0]))
+    pair = sum(works[name].saved for name in sorted(set(shape.pattern[0])))
     again = [(name, n) for chunk in mine if chunk.again is not None for name, n in chunk.again.items()]
     if again:
         left = sum((works[name].saved + works[name].copies) * n for name, n in again) / len(mine)
@@ -287,7 +287,7 @@ def loss_bytes(shape: ModelShape, layout: ParallelLayout, works: dict[str, Work]
 
 def step_buffers(shape: ModelShape, layout: ParallelLayout, works: dict[str, Work]) -> tuple[float, float]:
     """(in the backward of a layer at least, in collectives), on every stage of `layout`."""
-    pair = sum(works[name].saved for name in set(shape.pattern[0]))
+    pair = sum(works[name].saved for name in sorted(set(shape.pattern[0])))
     return pair + _layer_buffers(shape, layout, works), _exchange(shape, layout, works)
 
 

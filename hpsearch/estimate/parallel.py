@@ -115,11 +115,15 @@ class ParallelLayout:
         for name in ("cut", "recomputed"):
             if (found := len(getattr(self, name))) not in (0, self.chunks):
                 raise LegalityError(
-                    "layout", f"expected {name} of pp·vpp = {self.chunks} chunks, but found {found}", "Count again.",
+                    f"layout, {name}", f"expected {self.chunks} numbers (pp·vpp = {self.pp}·{max(self.vpp, 1)}), but "
+                    f"found {found}", "Give one for each chunk, or none.",
                 )  # fmt: skip
         if self.recomputed and (self.recompute != "full" or self.recompute_share != 1.0):
             how = f"{self.recompute} with a share of {self.recompute_share}"
-            raise LegalityError("layout", f"expected full recompute beside layers recomputed, but found {how}", "")
+            raise LegalityError(
+                "layout, recomputed", f"expected recompute = full with a share of 1.0 beside it, but found {how}",
+                "Legal: recomputed with full recompute, or a share without it.",
+            )  # fmt: skip
 
     @property
     def dp(self) -> int:

@@ -50,16 +50,23 @@ def of_layers(layers: Sequence[Layer]) -> Chunk:
 
 def _given(shape: ModelShape, layout: ParallelLayout) -> tuple[int, ...]:
     """The layout's own cut. LegalityError: it is not one of this model's layers."""
-    if layout.cut and (sum(layout.cut) != shape.layers or min(layout.cut) < 0):
+    if layout.cut and min(layout.cut) < 0:
         raise LegalityError(
-            "layout", f"expected a cut of {shape.layers} layers, but found {sum(layout.cut)} in {layout.cut}", "",
+            "layout, cut", f"expected 0 or more layers in each chunk, but found {min(layout.cut)}",
+            f"Legal: 0 to {shape.layers}.",
+        )  # fmt: skip
+    if layout.cut and sum(layout.cut) != shape.layers:
+        raise LegalityError(
+            "layout, cut", f"expected {shape.layers} layers in {layout.chunks} chunks, but found {sum(layout.cut)} in "
+            f"{layout.cut}", f"Legal: numbers that add up to {shape.layers}.",
         )  # fmt: skip
     return layout.cut
 
 
 def with_again(shape: ModelShape, chunk: Chunk, at: int, layers: int) -> Chunk:
-    """`chunk`, which starts at layer `at`, with its first `layers` computed again; with all of them, extra ones too."""
-    if layers == chunk.layers:
+    """`chunk`, which starts at layer `at`, with its first `layers` computed again; with all of them, extra ones too,
+    which a stage without layers of its own has no way to say."""
+    if 0 < layers == chunk.layers:
         return replace(chunk, again=chunk.blocks, layers_again=layers)
     again = Counter(block for layer in shape.pattern[at : at + layers] for block in layer)
     return replace(chunk, again=again, layers_again=layers)
@@ -71,7 +78,8 @@ def _recomputed(shape: ModelShape, layout: ParallelLayout, found: list[Chunk]) -
     for i, (chunk, layers) in enumerate(zip(found, layout.recomputed or (0,) * len(found), strict=True)):
         if not 0 <= layers <= chunk.layers:
             raise LegalityError(
-                "layout", f"expected 0 to {chunk.layers} recomputed layers of chunk {i}, but found {layers}", "",
+                "layout, recomputed", f"expected 0 to {chunk.layers} layers of chunk {i}, but found {layers}",
+                f"Legal: up to {', '.join(str(one.layers) for one in found)}.",
             )  # fmt: skip
         made.append(with_again(shape, chunk, at, layers) if layout.recomputed else chunk)
         at += chunk.layers

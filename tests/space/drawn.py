@@ -37,10 +37,39 @@ def a_space(draw: random.Random) -> Space:
             cluster = machine(draw.choice(MACHINES), draw.choice([4, 8, 16, 32, 64, 72]))
         except ClusterError:
             continue
+    if draw.random() < 0.3:
+        cluster = slow(cluster, draw)
     return Space(shape, cluster, a_base(draw, cluster, shape))
 
 
+def slow(cluster: Cluster, draw: random.Random) -> Cluster:
+    """Links a tenth as fast, and messages a hundred times as late."""
+    tiers = tuple(
+        replace(one, bytes_per_s=one.bytes_per_s / 10, latency_s=100 * one.latency_s, curves=(), protocols=(),
+                switches=None, switch_tree=None)
+        for one in cluster.tiers
+    )  # fmt: skip
+    device = replace(cluster.device, overlap_efficiency=draw.choice([0.0, 0.5, 0.95]))
+    return Cluster(cluster.name, cluster.devices, device, tiers)
+
+
 def a_shape(draw: random.Random) -> ModelShape:
+    """Every third has some blocks with sizes of their own."""
+    shape = a_plain_shape(draw)
+    if draw.random() < 0.67:
+        return shape
+    own = {
+        "mlp#2": replace(shape, ffn=16 * shape.ffn), "moe#2": replace(shape, moe_ffn=4 * shape.moe_ffn, top_k=1),
+        "attention#2": replace(shape, heads=2 * shape.heads, kv_heads=2 * shape.kv_heads),
+    }  # fmt: skip
+    pattern = tuple(
+        tuple(f"{name}#2" if f"{name}#2" in own and draw.random() < 0.3 else name for name in layer)
+        for layer in shape.pattern
+    )
+    return replace(shape, pattern=pattern, variants=tuple(own.items()))
+
+
+def a_plain_shape(draw: random.Random) -> ModelShape:
     heads, head_dim = draw.choice([8, 12, 16, 32]), draw.choice([64, 128])
     experts, layers = draw.choice([4, 8, 12]), draw.randint(2, 14)
     latent = LatentAttention(draw.choice([0, 512]), 256, 64, 64, 64) if draw.random() < 0.2 else None
@@ -98,8 +127,9 @@ def candidates(draw: random.Random, space: Space, insides: int, rows: int, cuts:
     found = []
     for inside in draw.sample(every, min(insides, len(every))):
         outsides = [tuple(row) for row in space.outsides(inside, rules).tolist()]
-        for row in draw.sample(outsides, min(rows, len(outsides))):
-            pp, vpp, dp, count, zero, shard_ranks = row
+        piped = [row for row in outsides if row[0] > 1]
+        some = draw.sample(outsides, min(rows // 3, len(outsides))) + draw.sample(piped, min(rows, len(piped)))
+        for pp, vpp, dp, count, zero, shard_ranks in some:
             whole = (pp, vpp, dp, count, zero, shard_ranks)
             found.append([Candidate(inside, whole, one) for one in some_cuts(draw, space, inside, whole, cuts)])
     return found

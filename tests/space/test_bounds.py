@@ -21,7 +21,7 @@ from tests.space.drawn import Candidate, a_space, candidates
 from tests.space.naive import step_s
 
 Floats = NDArray[np.float64]
-SEEDS, INSIDES, ROWS, CUTS = 80, 4, 6, 8
+SEEDS, INSIDES, ROWS, CUTS = 100, 3, 4, 32
 SLACK = 1 + 1e-9
 
 
