@@ -157,13 +157,24 @@ def price(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> Priced
 
 def blocks(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> tuple[dict[str, Work], dict[str, Seconds]]:
     """Work and seconds of each kind of block, of head and embedding; they do not depend on pipeline or data ranks."""
-    works: dict[str, Work] = {name: block_work(name, shape, layout) for name in sorted(shape.counts)}
-    works |= {"head": head(shape, layout), "embedding": embedding(shape, layout)}
-    for name in shape.counts:
-        work = works[name]
-        if not layout.lora:
-            work.moved_backward += 2 * layout.grad_bytes * (work.params + work.expert_params)
+    works = {name: _work(name, shape, layout) for name in (*sorted(shape.counts), "head", "embedding")}
     return works, work_seconds(works, layout, cluster)
+
+
+def one_block(name: str, shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> tuple[Work, Seconds]:
+    """One of `blocks`, or head or embedding."""
+    work = _work(name, shape, layout)
+    return work, work_seconds({name: work}, layout, cluster)[name]
+
+
+def _work(name: str, shape: ModelShape, layout: ParallelLayout) -> Work:
+    """With the traffic of accumulating its gradients."""
+    if name not in shape.counts:
+        return head(shape, layout) if name == "head" else embedding(shape, layout)
+    work = block_work(name, shape, layout)
+    if not layout.lora:
+        work.moved_backward += 2 * layout.grad_bytes * (work.params + work.expert_params)
+    return work
 
 
 def assembled(

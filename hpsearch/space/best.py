@@ -109,6 +109,7 @@ class _Search:
         better than an answer at hand, even spread over all devices without any loss, are only counted."""
         space, outsides = self.prices.space, dict[tuple[int, ...], Ints]()
         parts: list[tuple[Ints, Ints, Floats]] = []
+        ahead = FIRST
         for inside in space.insides(self.rules):
             key = (inside.tp, inside.cp, inside.ep, inside.etp, inside.micro_batch)
             if key not in outsides:
@@ -120,8 +121,9 @@ class _Search:
             self.considered += len(rows)
             if self.prices.spread_s(number) < self.best_s:
                 parts.append((np.full(len(rows), number, dtype=np.int64), rows, self.prices.first_bound(number, rows)))
-                if len(parts) == FIRST:
+                if not self.tried and len(parts) >= ahead:
                     self._look_ahead(_sorted(parts))
+                    ahead *= 3
         if not self.considered:
             raise InfeasibleError("search", "expected a legal layout, but the rules leave none", _remedy(self.rules))
         return _sorted(parts)
@@ -255,7 +257,8 @@ def seeds(candidates: _Candidates) -> list[int]:
     """The most promising of each inside and pipeline: among them is a good answer to prune with."""
     first: dict[tuple[int, ...], int] = {}
     for i in range(min(len(candidates), 100 * SEEDS)):
-        number, (pp, vpp, *_) = candidates.at(i)
+        number, row = candidates.at(i)
+        pp, vpp = row[:2]
         first.setdefault((number, pp, min(vpp, 2)), i)
         if len(first) >= SEEDS:
             break

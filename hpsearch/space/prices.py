@@ -19,8 +19,9 @@ from hpsearch.estimate.optimizer import traffic_bytes
 from hpsearch.estimate.stages import sizes_of
 from hpsearch.space.around import Around, around
 from hpsearch.space.bound import Pipes, even_s, least_s, without_memory_s
+from hpsearch.space.memo import Memo
 from hpsearch.space.space import Inside, Row, Space
-from hpsearch.space.tables import Inner, Table, inner, sharded, table, whole_s
+from hpsearch.space.tables import Inner, Table, inner, sharded, table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -31,6 +32,8 @@ class Prices:
     space: Space
     insides: list[Inside] = field(default_factory=list)
     inners: list[Inner] = field(default_factory=list)
+    whole_s: list[float] = field(default_factory=list)
+    """Of each: one micro-batch through the whole model at least, neither links nor recompute by layers."""
     sharded: dict[int, Inner] = field(default_factory=dict)
     """Of insides under full sharding, where that is told apart."""
     numbers: dict[Inside, int] = field(default_factory=dict)
@@ -42,13 +45,17 @@ class Prices:
     def rates(self) -> Efficiency:
         return efficiency_of(self.space.cluster.device.name, self.space.cluster.efficiency)
 
+    @cached_property
+    def memo(self) -> Memo:
+        return Memo(self.space.shape, self.space.cluster, self.rates)
+
     def price(self, inside: Inside) -> int:
         """The number of an inside, priced."""
-        alike = replace(inside, recompute="full")
-        at_hand = self.inners[self.numbers[alike]] if alike in self.numbers else None
+        made, whole = self.memo.inner(inside.layout(self.space.base))
         self.numbers[inside] = len(self.insides)
         self.insides.append(inside)
-        self.inners.append(inner(self.space.shape, inside.layout(self.space.base), self.space.cluster, at_hand))
+        self.inners.append(made)
+        self.whole_s.append(whole)
         return self.numbers[inside]
 
     def inner(self, number: int, row: Row) -> Inner:
@@ -66,18 +73,19 @@ class Prices:
         """All micro-batches spread evenly over all devices."""
         inside, space = self.insides[number], self.space
         rounds = space.global_batch * inside.tp * inside.cp / (inside.micro_batch * space.devices)
-        return whole_s(space.shape, self.inners[number], self.rates) * rounds + self._once_s
+        return self.whole_s[number] * rounds + self._once_s
 
     def first_bound(self, number: int, rows: Ints) -> Floats:
         """Base times of the whole model through the pipeline, the optimizer's traffic, and what a step costs once."""
-        held, space = self._plain(number), self.space
+        priced, space, whole = self.inners[number], self.space, self.whole_s[number]
         pp, vpp, dp, m, zero, shard_ranks = rows.T.astype(np.float64)
-        pipe = np.where(vpp > 1, m * held.total_s / pp, without_memory_s(held.total_s, m, pp))
-        params = float(held.dense[-1] + held.expert[-1]) / pp
+        pipe = np.where(vpp > 1, m * whole / pp, without_memory_s(whole, m, pp))
+        works = [(priced.works[name], count) for name, count in space.shape.counts.items()]
+        params = sum((work.params + work.expert_params) * count for work, count in works) / pp
         shards = np.where(zero > 0, np.where(shard_ranks > 0, shard_ranks, dp * self.insides[number].cp), 1.0)
         device = space.cluster.device
         stream = device.memory_bytes_per_s * device.memory_efficiency
-        update = self.rates.moved * traffic_bytes(self.inners[number].layout) * params / shards / stream
+        update = self.rates.moved * traffic_bytes(priced.layout) * params / shards / stream
         has_update = not space.base.lora and space.base.trained_parts == "step"
         return np.asarray(pipe + (update if has_update else 0.0) + self._once_s)
 

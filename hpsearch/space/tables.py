@@ -19,7 +19,7 @@ from hpsearch.cluster.efficiency import Efficiency
 from hpsearch.estimate.estimate import HOST_POWER, blocks
 from hpsearch.estimate.memory import loss_bytes, step_buffers
 from hpsearch.estimate.parallel import ParallelLayout
-from hpsearch.estimate.price import HOST, Seconds, recomputed, scales
+from hpsearch.estimate.price import HOST, Seconds, scales
 from hpsearch.estimate.shape import Layer, ModelShape
 from hpsearch.estimate.work import Work
 
@@ -35,22 +35,9 @@ class Inner:
     seconds: dict[str, Seconds]
 
 
-def inner(shape: ModelShape, layout: ParallelLayout, cluster: Cluster, alike: Inner | None = None) -> Inner:
-    """Prices the blocks of a layout; `alike`: those of one that differs in recompute alone."""
-    if alike is None:
-        return Inner(layout, *blocks(shape, layout, cluster))
-    return Inner(layout, alike.works, recomputed(alike.works, alike.seconds, layout, cluster))
-
-
-def whole_s(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> float:
-    """Forward and backward of one micro-batch through the whole model, at least: no links, no recompute by layers."""
-    factor = scales(efficiency, priced.layout.low_precision)
-    counts = [(priced.seconds[name], float(count)) for name, count in shape.counts.items()]
-    if shape.vocab:
-        counts += [(priced.seconds["embedding"], 1.0), (priced.seconds["head"], 1.0)]
-    forward = sum((one.forward * count for one, count in counts), np.zeros(len(factor)))
-    backward = sum((_behind(priced, one) * count for one, count in counts), np.zeros(len(factor)))
-    return _norm(_split(forward * factor)) + _norm(_split(backward * factor))
+def inner(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> Inner:
+    """Prices the blocks of a layout."""
+    return Inner(layout, *blocks(shape, layout, cluster))
 
 
 @dataclass(frozen=True)
@@ -160,7 +147,7 @@ def _saved(priced: Inner, layer: Layer) -> float:
     works, layout = [priced.works[name] for name in layer], priced.layout
     kept = sum(work.saved + work.copies for work in works)
     if layout.recompute == "selective":
-        kept -= sum(work.saved_parts.get(part, 0.0) for work in works for part in layout.recompute_parts)
+        kept -= sum(work.saved_parts.get(part, 0.0) for work in works for part in sorted(layout.recompute_parts))
     return kept * (1 - layout.offload_share)
 
 
@@ -275,9 +262,13 @@ def _split(vector: Floats) -> Floats:
     return np.array([vector.sum() - vector[HOST], vector[HOST]])
 
 
-def _norm(total: Floats) -> float:
-    device, host = total
+def norm_s(device: float, host: float) -> float:
+    """Seconds of device and host together, as the estimate combines them."""
     return float((device**HOST_POWER + host**HOST_POWER) ** (1 / HOST_POWER))
+
+
+def _norm(total: Floats) -> float:
+    return norm_s(*total.tolist())
 
 
 def _slope(total: Floats) -> Floats:
