@@ -1,4 +1,4 @@
-"""`python -m hpsearch.validate rows.jsonl [--json | --leave-one-out | --refit | --bands | --grid]`."""
+"""`python -m hpsearch.validate rows.jsonl [--json | --leave-one-out | --refit | --bands | --grid | --search]`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 from hpsearch.errors import HpsearchError
+from hpsearch.validate.against import against
 from hpsearch.validate.bands import bands_report, generations_report
+from hpsearch.validate.gains import gains_report
 from hpsearch.validate.grid import grid_report, read_grid
 from hpsearch.validate.held_out import held_out_report, leave_one_out, measured, refit_text
 from hpsearch.validate.predict import predict, read_rows
@@ -32,7 +34,13 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument(
         "--grid", action="store_true", help="the file is a CSV grid of one node's steps; leave widths out"
     )
+    what.add_argument(
+        "--search", action="store_true", help="search the best layout for each row's model, devices, batch and switches"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="with --search: N rows, evenly from the file")
     asked = parser.parse_args(arguments)
+    if asked.limit is not None and (not asked.search or asked.limit < 1):
+        parser.error(f"--limit: expected a number of rows beside --search, but found {asked.limit}")
     try:
         print(_answer(asked))
     except HpsearchError as error:
@@ -45,6 +53,9 @@ def _answer(asked: argparse.Namespace) -> str:
     if asked.grid:
         return grid_report(read_grid(asked.rows))
     rows, broken = read_rows(asked.rows)
+    if asked.search:
+        step = max(len(rows) // asked.limit, 1) if asked.limit else 1
+        return gains_report(against(rows[::step][: asked.limit]))
     if asked.leave_one_out:
         return held_out_report(leave_one_out(measured(rows)))
     if asked.refit:
