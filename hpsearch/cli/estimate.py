@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,13 +14,14 @@ from hpsearch.cli.model import load_graph
 from hpsearch.cli.options import ClusterName, Devices, GlobalBatch, Model, SeqLen
 from hpsearch.cli.screen import progress_bar, show
 from hpsearch.cluster import Cluster
-from hpsearch.errors import LegalityError
+from hpsearch.errors import LegalityError, PlanError
 from hpsearch.estimate import Estimate, ModelShape, ParallelLayout, estimate, shape_of_graph
 from hpsearch.estimate.band import STATED
 from hpsearch.estimate.flops import utilisation
-from hpsearch.estimate.pins import NAMES, PRECISIONS, check_device, check_shape, layout_of
+from hpsearch.estimate.pins import NAMES, PRECISIONS, Pinned, check_device, check_shape, layout_of
 from hpsearch.plan import units
 from hpsearch.plan.tables import table
+from hpsearch.space.layout_file import load
 
 
 def estimate_command(
@@ -32,11 +34,18 @@ def estimate_command(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help=f"The layout: {', '.join(NAMES)}.")
     ] = None,
     precision: Annotated[str, typer.Option(help=f"Of matmuls: {', '.join(PRECISIONS)}.")] = "bf16",
+    layout: Annotated[
+        Path | None, typer.Option(metavar="F", help="A layout that `hpsearch search -o F` wrote, in place of --fix.")
+    ] = None,
 ) -> None:
     """Prices one given layout of a model on a cluster: seconds of a step and bytes of a device, and what they are."""
     machine = load_machine(cluster, devices)
-    pinned = layout_of(
-        pins_of(fix or []), devices=devices, global_batch=global_batch, seq_len=seq_len, precision=precision
+    pinned = (
+        _written(layout, fix, devices, global_batch, seq_len)
+        if layout is not None
+        else layout_of(
+            pins_of(fix or []), devices=devices, global_batch=global_batch, seq_len=seq_len, precision=precision
+        )
     )
     check_device(machine.device, pinned.layout)
     with progress_bar(f"capturing {model}"):
@@ -52,6 +61,17 @@ def estimate_command(
         _memory_table(found, machine),
         Text(_verdict(found, machine)),
     )
+
+
+def _written(path: Path, fix: list[str] | None, devices: int, global_batch: int, seq_len: int) -> Pinned:
+    """The layout of a file, if it was searched for this job."""
+    if fix:
+        raise LegalityError("--layout", "expected a file or pins, but got both", "Leave --fix away.")
+    found = load(path)
+    for name, asked in (("devices", devices), ("global_batch", global_batch), ("seq_len", seq_len)):
+        if (there := getattr(found.question, name)) != asked:
+            raise PlanError(str(path), f"expected {name} = {asked}, but it was searched for {there}", "Search again.")
+    return Pinned(found.read(), ())
 
 
 def pins_of(words: list[str]) -> dict[str, str]:
