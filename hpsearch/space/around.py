@@ -65,7 +65,7 @@ def once_s(space: Space, layout: ParallelLayout, table: Table, rates: Efficiency
     """Of the average stage: the slowest one takes no less in all.
 
     The estimate charges the stage with the largest sum of reduction, gather and update; a stage with other shares of
-    experts may have less of one of them, so only what is left of the sum counts where there are experts.
+    experts, or matrices to orthogonalise, may have less of one of them, so only what is left of the sum counts then.
     """
     if layout.trained_parts == "layer":
         return 0.0
@@ -90,7 +90,7 @@ def once_s(space: Space, layout: ParallelLayout, table: Table, rates: Efficiency
     reduce *= rates.data * (seen if layout.overlap_grad_reduce else 1.0)
     gather *= rates.data * (seen if layout.overlap_param_gather else 1.0)
     update = rates.moved * traffic_bytes(layout) * held / stream
-    if expert:
+    if layout.pp > 1 and not layout.fsdp and (expert or layout.optimizer == "muon"):
         return rates.step_s + min(seen, 1.0) * (reduce + gather + update) * LEAST_RATE
     return rates.step_s + reduce + gather + update
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hpsearch.errors import InfeasibleError
 from hpsearch.estimate import ModelShape, ParallelLayout
 from hpsearch.estimate.stages import sizes_of
 from hpsearch.space.exact import Choice, fitted, simulated
 from hpsearch.space.prices import Prices
+from hpsearch.space.refusal import none_fits, none_is_legal
 from hpsearch.space.rules import Rules
 from hpsearch.space.space import IN_WORDS, Row, Space
 from hpsearch.space.tables import Inner
@@ -109,7 +109,7 @@ class _Search:
         better than an answer at hand, even spread over all devices without any loss, are only counted."""
         space, outsides = self.prices.space, dict[tuple[int, ...], Ints]()
         parts: list[tuple[Ints, Ints, Floats]] = []
-        ahead = FIRST
+        ahead, hopeless = FIRST, None
         for inside in space.insides(self.rules):
             key = (inside.tp, inside.cp, inside.ep, inside.etp, inside.micro_batch)
             if key not in outsides:
@@ -117,21 +117,43 @@ class _Search:
             rows = outsides[key]
             if not len(rows):
                 continue
-            number = self.prices.price(inside)
             self.considered += len(rows)
-            if self.prices.spread_s(number) < self.best_s:
-                parts.append((np.full(len(rows), number, dtype=np.int64), rows, self.prices.first_bound(number, rows)))
+            alike = replace(inside, recompute="full")
+            if alike == hopeless:  # a part computed again by every layer only takes longer
+                continue
+            number = self.prices.price(inside)
+            if self.prices.spread_s(number) >= self.best_s:
+                hopeless = alike if inside == alike else hopeless
+            else:
+                bound = self.prices.first_bound(number, rows)
+                some = np.flatnonzero(bound < self.best_s)
+                if len(some):
+                    parts.append((np.full(len(some), number, dtype=np.int64), rows[some], bound[some]))
                 if not self.tried and len(parts) >= ahead:
-                    self._look_ahead(_sorted(parts))
+                    self._look_ahead(parts)
                     ahead *= 3
         if not self.considered:
-            raise InfeasibleError("search", "expected a legal layout, but the rules leave none", _remedy(self.rules))
+            raise none_is_legal(space)
         return _sorted(parts)
 
-    def _look_ahead(self, candidates: _Candidates) -> None:
-        """Some answer, to measure the rest by."""
-        for entry in sorted(self.refine([candidates.at(i) for i in seeds(candidates)]))[:TRIES]:
+    def _look_ahead(self, parts: list[tuple[Ints, Ints, Floats]]) -> None:
+        """Some answer, to measure the rest by: where one fits at all, one fits with the smallest micro-batch and any
+        number of layers recomputed. The most promising of each tp, ep and pipeline."""
+        small = [part for part in parts if self._is_small(int(part[0][0]))]
+        candidates, first = _sorted(small), dict[tuple[int, ...], int]()
+        for i in range(len(candidates)):
+            number, (pp, vpp, *_) = candidates.at(i)
+            inside = self.prices.insides[number]
+            if vpp == 1:
+                first.setdefault((inside.tp, inside.ep, pp), i)
+            if len(first) >= SEEDS:
+                break
+        for entry in sorted(self.refine([candidates.at(i) for i in first.values()]))[:TRIES]:
             self.solve(*entry)
+
+    def _is_small(self, number: int) -> bool:
+        inside = self.prices.insides[number]
+        return inside.recompute == "full" and inside.micro_batch == self.prices.insides[0].micro_batch
 
     def refine(self, chosen: list[tuple[int, Row]]) -> list[Entry]:
         """(bound over all cuts and recomputed layers, layout, cut) of those that fit and may be better than the best so
@@ -202,14 +224,10 @@ def _even(shape: ModelShape, stages: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _remedy(rules: Rules) -> str:
-    return "; ".join(f"{rule}: {what}" for rule, what, _ in rules.rows()[:3]) or "Pin less."
-
-
 def answers(space: Space, *, gap: float = 0.0, time_limit_s: float = float("inf")) -> Iterator[Found]:
     """Better and better answers; the last one is within `gap` of the bound, unless time ran out.
 
-    Raises InfeasibleError when nothing fits.
+    Raises LegalityError or InfeasibleError when pins or rules leave nothing, InfeasibleError when nothing fits.
     """
     started = time.monotonic()
     search = _Search(Prices(space))
@@ -246,26 +264,11 @@ def answers(space: Space, *, gap: float = 0.0, time_limit_s: float = float("inf"
             heapq.heappush(heap, entry)
         at = stop
     if not search.tried:
-        raise InfeasibleError(
-            "search", f"expected a layout that fits in {space.cluster.device.memory_bytes / 1e9:.4g} GB, but none of "
-            f"{search.considered} does", "Use more devices, a smaller batch or sequence, or offload.",
-        )  # fmt: skip
+        raise none_fits(search.prices)
     yield found()
 
 
-def seeds(candidates: _Candidates) -> list[int]:
-    """The most promising of each inside and pipeline: among them is a good answer to prune with."""
-    first: dict[tuple[int, ...], int] = {}
-    for i in range(min(len(candidates), 100 * SEEDS)):
-        number, row = candidates.at(i)
-        pp, vpp = row[:2]
-        first.setdefault((number, pp, min(vpp, 2)), i)
-        if len(first) >= SEEDS:
-            break
-    return list(first.values())
-
-
-FIRST, SEEDS, TRIES = 48, 64, 6
+FIRST, SEEDS, TRIES = 48, 256, 6
 """After so many insides, so many layouts are bounded and so many of them solved, to measure the rest by."""
 
 

@@ -15,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.cluster.efficiency import Efficiency, efficiency_of
-from hpsearch.estimate.optimizer import traffic_bytes
+from hpsearch.estimate.memory import MASTER_BYTES, RESERVE
+from hpsearch.estimate.optimizer import moment_bytes, traffic_bytes
+from hpsearch.estimate.parallel import ParallelLayout
+from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.stages import sizes_of
 from hpsearch.space.around import Around, around
 from hpsearch.space.bound import Pipes, even_s, least_s, without_memory_s
@@ -76,18 +79,39 @@ class Prices:
         return self.whole_s[number] * rounds + self._once_s
 
     def first_bound(self, number: int, rows: Ints) -> Floats:
-        """Base times of the whole model through the pipeline, the optimizer's traffic, and what a step costs once."""
+        """Base times of the whole model through the pipeline, the optimizer's traffic, and what a step costs once; inf
+        where the states of the average stage do not fit."""
         priced, space, whole = self.inners[number], self.space, self.whole_s[number]
         pp, vpp, dp, m, zero, shard_ranks = rows.T.astype(np.float64)
         pipe = np.where(vpp > 1, m * whole / pp, without_memory_s(whole, m, pp))
         works = [(priced.works[name], count) for name, count in space.shape.counts.items()]
-        params = sum((work.params + work.expert_params) * count for work, count in works) / pp
-        shards = np.where(zero > 0, np.where(shard_ranks > 0, shard_ranks, dp * self.insides[number].cp), 1.0)
-        device = space.cluster.device
+        dense, expert = sum(w.params * n for w, n in works) / pp, sum(w.expert_params * n for w, n in works) / pp
+        layout, device = priced.layout, space.cluster.device
+        ranks = dp * layout.cp
+        shards = np.where(zero > 0, np.where(shard_ranks > 0, shard_ranks, ranks), 1.0)
         stream = device.memory_bytes_per_s * device.memory_efficiency
-        update = self.rates.moved * traffic_bytes(priced.layout) * params / shards / stream
+        rate = np.where((pp > 1) & (zero < 3) & self._is_mixed, self._least_rate, self.rates.moved)
+        update = rate * traffic_bytes(layout) * (dense + expert) / shards / stream
         has_update = not space.base.lora and space.base.trained_parts == "step"
-        return np.asarray(pipe + (update if has_update else 0.0) + self._once_s)
+        bound = np.asarray(pipe + (update if has_update else 0.0) + self._once_s)
+        if space.base.lora:
+            return bound
+        held = dense * _state_bytes(layout, zero, ranks, shard_ranks)
+        held = held + expert * _state_bytes(layout, zero, ranks * layout.tp / (layout.ep * layout.etp), shard_ranks)
+        return np.where(held * (1 + RESERVE) <= device.memory_bytes, bound, np.inf)
+
+    @cached_property
+    def _is_mixed(self) -> bool:
+        """Whether stages of equal parameters may differ in update, reduction and gather."""
+        return self.space.base.optimizer == "muon" or any(kind_of(name) == "moe" for name in self.space.shape.counts)
+
+    @cached_property
+    def _least_rate(self) -> float:
+        """Of the estimate's charge for update, reduction and gather over their sum, by which it picks the stage."""
+        base, rates = self.space.base, self.rates
+        hidden = self.space.cluster.device.overlap_efficiency
+        overlaps = base.overlap_grad_reduce or base.overlap_param_gather
+        return min(rates.moved, rates.data * ((1 - hidden) if overlaps else 1.0))
 
     @property
     def _once_s(self) -> float:
@@ -172,3 +196,11 @@ class Prices:
             np.array([one.room_bytes for one in around]), np.array([one.per_dense for one in around]),
             np.array([one.per_expert for one in around]), vpp,
         )  # fmt: skip
+
+
+def _state_bytes(layout: ParallelLayout, zero: Floats, ranks: Floats, shard_ranks: Floats) -> Floats:
+    """Of one parameter, as `estimate.memory.states` counts them."""
+    shards = np.maximum(np.where(shard_ranks > 0, np.minimum(shard_ranks, ranks), ranks), 1.0)
+    gradient = np.where(zero == 3, MASTER_BYTES, layout.grad_bytes) / np.where(zero >= 2, shards, 1.0)
+    optimizer = (MASTER_BYTES + moment_bytes(layout)) / np.where(zero >= 1, shards, 1.0)
+    return np.where(zero == 3, 0.0, 2.0) + gradient + optimizer

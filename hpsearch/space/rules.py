@@ -27,6 +27,7 @@ RULES = (
     Rule("ssm-heads", "tp", "tp divides the heads of state-space blocks"),
     Rule("sequence", "cp", "2·cp divides the sequence: a rank has a piece of its head and one of its tail, or causal "
          "attention is out of balance"),
+    Rule("sequence-tp", "sp", "sequence sharding needs tp to divide the tokens that a cp rank has of a sequence"),
     Rule("ulysses", "cp_kind", "Ulysses needs cp to divide the heads, and the key/value heads, of a tp rank"),
     Rule("state-space", "cp", "state-space blocks are not cut along the sequence: cp is 1"),
     Rule("experts", "ep", "ep divides the experts: ranks hold equally many"),
@@ -75,13 +76,21 @@ class Rules:
         return self._kept("tp", candidates, broken)
 
     def legal_cp(self, shape: ModelShape, seq_len: int, devices: int) -> list[int]:
-        candidates = [c for c in range(1, min(devices, seq_len // 2, 64) + 1) if c == 1 or _smooth(c)]
+        candidates = [c for c in range(1, max(min(devices, seq_len // 2, 64), 1) + 1) if c == 1 or _smooth(c)]
         states = any(kind_of(name) == "mamba" for name in shape.counts)
         broken = {
             "sequence": [c for c in candidates if c > 1 and seq_len % (2 * c)],
             "state-space": [c for c in candidates if c > 1 and states],
         }
         return self._kept("cp", candidates, broken)
+
+    def legal_sp(self, seq_len: int, tp: int, cp: int) -> list[bool]:
+        if tp == 1:
+            return [False]
+        if seq_len % (cp * tp):
+            self.refuse("sequence-tp", f"tp={tp}")
+            return [False]
+        return [True, False]
 
     def legal_cp_kinds(self, shape: ModelShape, tp: int, cp: int) -> list[str]:
         if cp == 1:

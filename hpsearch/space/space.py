@@ -108,15 +108,15 @@ class Space:
             for tp in self.values("tp", rules.legal_tp(shape, self.devices // cp)):
                 for kind in self.values("cp_kind", rules.legal_cp_kinds(shape, tp, cp)):
                     for ep, etp in self._experts(rules, tp, cp):
-                        yield from self._inner(tp, cp, kind, ep, etp)
+                        yield from self._inner(rules, tp, cp, kind, ep, etp)
 
     def _experts(self, rules: Rules, tp: int, cp: int) -> Iterator[tuple[int, int]]:
         for etp in self.values("etp", rules.legal_etp(self.shape, tp)):
             for ep in self.values("ep", rules.legal_ep(self.shape, self.devices // etp)):
                 yield ep, etp
 
-    def _inner(self, tp: int, cp: int, kind: str, ep: int, etp: int) -> Iterator[Inside]:
-        for sp in self.values("sp", (True, False) if tp > 1 else (False,)):
+    def _inner(self, rules: Rules, tp: int, cp: int, kind: str, ep: int, etp: int) -> Iterator[Inside]:
+        for sp in self.values("sp", rules.legal_sp(self.base.seq_len, tp, cp)):
             for rows in self.values("micro_batch", self.pins.get("micro_batch", self.rows(cp))):
                 if rows <= self.global_batch:
                     for recompute in self.values("recompute", self.recomputes()):

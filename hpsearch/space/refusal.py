@@ -1,0 +1,108 @@
+"""Why there is no answer: the pin that leaves no legal layout, with what would; or the layout that came nearest to
+fitting, with what fills it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hpsearch.errors import HpsearchError, InfeasibleError, LegalityError
+from hpsearch.estimate import Memory, ParallelLayout, memory
+from hpsearch.estimate.memory import REMEDIES
+from hpsearch.estimate.stages import sizes_of
+from hpsearch.space.prices import Prices
+from hpsearch.space.rules import Rules
+from hpsearch.space.space import PINS, Row, Space
+
+OUTSIDE = ("pp", "vpp", "dp", "micro_batches", "zero", "shard_ranks")
+"""Columns of an outside."""
+LEANEST = 64
+"""Layouts whose memory is worked out for the message."""
+
+
+def none_is_legal(space: Space) -> HpsearchError:
+    """The error to raise where the rules and pins of `space` leave nothing."""
+    pinned = [name for name in PINS if name in space.pins]
+    for name in pinned:
+        others = {other: values for other, values in space.pins.items() if other != name}
+        if legal := legal_values(replace(space, pins=others), name):
+            beside = f" beside {_text(others)}" if others else ""
+            problem = f"expected a legal value for {_question(space)}{beside}, but got {_joined(space.pins[name])}"
+            return LegalityError(f"pin {name}", problem, f"Legal: {_joined(legal)}.")
+    free, rules = replace(space, pins={}), Rules()
+    for inside in space.insides(rules):
+        space.outsides(inside, rules)
+    broken = "; ".join(f"{rule} ({count} times: {what})" for rule, what, count in rules.rows()[:3])
+    problem = f"expected a legal layout for {_question(space)}, but {'the pins' if pinned else 'the rules'} leave none"
+    legal_alone = "; ".join(f"{name} {_joined(legal_values(free, name))}" for name in pinned)
+    return InfeasibleError("search", problem, f"Legal without pins: {legal_alone}." if pinned else f"Broken: {broken}.")
+
+
+def legal_values(space: Space, name: str) -> list[Any]:
+    """Values of one dimension in all layouts of a space."""
+    found: set[Any] = set()
+    rules, outsides = Rules(), dict[tuple[int, ...], list[Row]]()
+    for inside in space.insides(rules):
+        if name not in OUTSIDE and getattr(inside, name) in found:
+            continue
+        key = (inside.tp, inside.cp, inside.ep, inside.etp, inside.micro_batch)
+        if key not in outsides:
+            outsides[key] = space.outsides(inside, rules).tolist()
+        if name in OUTSIDE:
+            found |= {row[OUTSIDE.index(name)] for row in outsides[key]}
+        elif outsides[key]:
+            found.add(getattr(inside, name))
+    return sorted(found)
+
+
+def none_fits(prices: Prices) -> InfeasibleError:
+    """The error to raise where nothing fits: the leanest of the layouts of one row, all layers computed again."""
+    space, found = prices.space, _leanest(prices)
+    room, (least, layout) = space.cluster.device.memory_bytes, min(found, key=lambda one: one[0].peak_bytes)
+    most, size = next(part for part in least.largest if part[0] != "reserve")
+    names = ("tp", "cp", "pp", "dp", "ep", "zero", "micro_batch", "recompute")
+    degrees = ", ".join(f"{name}={getattr(layout, name)}" for name in names)
+    remedy = f"; smaller {most}: {REMEDIES[most]}" if most in REMEDIES else ""
+    return InfeasibleError(
+        "search", f"expected a layout that fits in {room / 1e9:.4g} GB, but the leanest found needs "
+        f"{least.peak_bytes / 1e9:.4g} GB ({degrees}), of which {most} {size / 1e9:.4g} GB",
+        f"Use more devices, a smaller batch or sequence, or offload{remedy}.",
+    )  # fmt: skip
+
+
+def _leanest(prices: Prices) -> list[tuple[Memory, ParallelLayout]]:
+    """Of every inside the outside with the least states; of these the `LEANEST` with the least, in full."""
+    space, rules = prices.space, Rules()
+    guesses: list[tuple[float, int, Row]] = []
+    insides = list(space.insides(rules))
+    fewest = min(inside.micro_batch for inside in insides)
+    for inside in (one for one in insides if one.micro_batch == fewest):
+        rows = space.outsides(inside, rules).tolist()
+        if not rows:
+            continue
+        number = prices.numbers[inside] if inside in prices.numbers else prices.price(inside)
+        table = prices.table(number, (1, 1, 1, 1, 0, 0))
+        for row in rows:
+            held = prices.around(number, tuple(row))
+            states = table.dense[-1] * held.per_dense + table.expert[-1] * held.per_expert
+            kept = table.saved_bytes[-1] - table.freed_bytes[-1] + table.layer_bytes
+            guesses.append((float(states / row[0] + kept), number, tuple(row)))
+    found = []
+    for _, number, row in sorted(guesses)[:LEANEST]:
+        cut = sizes_of(space.shape, row[0] * row[1])
+        again = cut if prices.insides[number].recompute == "full" else ()
+        layout = space.layout(prices.insides[number], row, cut, again)
+        found.append((memory(space.shape, layout), layout))
+    return found
+
+
+def _question(space: Space) -> str:
+    return f"{space.devices} devices and {space.global_batch} sequences of {space.base.seq_len}"
+
+
+def _text(pins: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {_joined(values)}" for name, values in pins.items())
+
+
+def _joined(values: Any) -> str:
+    return ", ".join(str(value) for value in values) or "none"
