@@ -23,6 +23,9 @@ GRACE_S = 20.0
 """A collective that waits in vain raises after the timeout; ranks that are silent for longer hang elsewhere."""
 PRELOAD = ["tests.end_to_end.ranks", "tests.end_to_end.warm"]
 
+SPOILT = (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV)
+"""What a process ends in whose memory was written to by mistake; a rank that was killed has another reason."""
+
 Answer = tuple[bool, Any]
 """Whether the rank's function returned, and what; or the text of what it raised."""
 
@@ -45,21 +48,21 @@ class RankPool:
     def run(self, function: str, *, ranks: int, timeout_s: float = TIMEOUT_S, **arguments: Any) -> list[Any]:
         """Results by rank. Raises RanksFailed with every traceback, or with every stack where a rank hangs.
 
-        A job in which a rank is ended by a signal is run once more, with a warning. Seen in 3 of about 400 jobs on busy
-        cores: gloo of torch 2.13 writes into memory that it has freed (a core file has the table of the deleter of
+        A job in which a rank is ended by one of SPOILT is run once more, with a warning. Seen in 3 of about 400 jobs on
+        busy cores: gloo of torch 2.13 writes into memory that it has freed (a core file has the table of the deleter of
         gloo::ShareableNonOwningPtr<UnboundBuffer> in a free block), and malloc aborts in a thread of gloo.
         """
         assert ranks <= self.size
-        failed, signals = self._job(function, ranks, timeout_s, arguments)
-        if signals:
-            warnings.warn(f"{function} is run again: {signals}\n{failed}", stacklevel=2)
-            failed, signals = self._job(function, ranks, timeout_s, arguments)
+        failed, spoilt = self._job(function, ranks, timeout_s, arguments)
+        if spoilt:
+            warnings.warn(f"{function} is run again:\n{failed}", stacklevel=2)
+            failed, spoilt = self._job(function, ranks, timeout_s, arguments)
         if isinstance(failed, str):
             raise RanksFailed(failed)
         return failed
 
-    def _job(self, function: str, ranks: int, timeout_s: float, arguments: Any) -> tuple[list[Any] | str, str]:
-        """(results, or why there are none; ranks that a signal ended)."""
+    def _job(self, function: str, ranks: int, timeout_s: float, arguments: Any) -> tuple[list[Any] | str, bool]:
+        """(results, or why there are none; whether a rank ended in one of SPOILT)."""
         self.jobs += 1
         folder = Path(self.folder.name) / str(self.jobs)
         folder.mkdir()
@@ -84,8 +87,10 @@ class RankPool:
             _stop(ends, processes)
         signals = ", ".join(f"rank {rank} was ended by signal {-code}" for rank, code in ended if code and code < 0)
         if failed:
-            return "\n".join([*failed, signals]), signals
-        return [answers[rank][1] for rank in range(ranks)], ""
+            return "\n".join([signals, *failed] if signals else failed), any(
+                -code in SPOILT for _, code in ended if code
+            )
+        return [answers[rank][1] for rank in range(ranks)], False
 
     def close(self) -> None:
         self.folder.cleanup()
@@ -144,6 +149,7 @@ def _serve(
     arguments: Any,
 ) -> None:
     sys.path[:] = path
+    signal.alarm(int(timeout_s + 2 * GRACE_S))  # longer than the parent waits: for when it was killed
     with open(Path(folder) / f"stack{rank}", "w") as stacks:
         faulthandler.enable(file=stacks)
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)

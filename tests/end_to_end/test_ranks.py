@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +45,22 @@ def test_a_rank_ended_by_a_signal_has_its_job_run_once_more(pool: RankPool, tmp_
         pool.run(JOB, ranks=2, what="abort")
 
 
+def test_only_what_spoilt_memory_ends_in_is_run_again(pool: RankPool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RanksFailed, match="rank 1 was ended by signal 9"):
+            pool.run(JOB, ranks=2, what="killed")
+
+
+def test_a_rank_whose_parent_is_gone_ends_by_itself(pool: RankPool) -> None:
+    for left in pool.run("tests.end_to_end.test_ranks:seconds_left", ranks=2, timeout_s=8):
+        assert 8 < left < 60
+
+
+def seconds_left() -> float:
+    return signal.getitimer(signal.ITIMER_REAL)[0]
+
+
 def odd_one_out(what: str, folder: str = "") -> int:
     """Rank 1 does `what`; rank 0 is done at once."""
     rank = dist.get_rank()
@@ -51,6 +69,8 @@ def odd_one_out(what: str, folder: str = "") -> int:
         time.sleep(1000)
     if rank == 1 and what == "die":
         os._exit(3)
+    if rank == 1 and what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and (what == "abort" or (what == "abort once" and not list(Path(folder).iterdir()))):
         if folder:
             Path(folder, "aborted").touch()
