@@ -75,7 +75,8 @@ def against(rows: Iterable[Row]) -> Iterator[Against | Left]:
             yield Left(row, error.problem)
             continue
         if own_s is None:
-            yield Left(row, "its own layout is predicted not to fit")
+            ran = "it ran" if row["result"]["status"] == "ok" else f"the row says {row['result']['status']}"
+            yield Left(row, f"its own layout is predicted not to fit; {ran}")
             continue
         key, cpu_s = (one.shape, one.cluster, switches(one.layout)), 0.0
         if key not in searches:

@@ -2,7 +2,7 @@
 
 A gain above `LARGE` is put down to the first of these that explains at least half of it: a faster row of the same
 search (sweeps run slow layouts on purpose), whole layers computed again, parameters gathered for every micro-batch;
-else to the dimensions in which the best layout differs.
+else it is told by the first of a list of dimensions in which the best layout differs.
 """
 
 from __future__ import annotations
@@ -130,8 +130,16 @@ def cause(one: Against, fastest: Against) -> str:
     if own.fsdp and _saves(one, replace(own, zero=1, fsdp=False)):
         return "parameters gathered for every micro-batch"
     best = one.found.best.layout
-    changed = [name for name in DIMENSIONS[:-2] if getattr(own, name) != getattr(best, name) and name != "dp"]
-    return "other " + ", ".join(changed or ["sharding"])
+    told = (
+        (best.fsdp and not own.fsdp, "best fully sharded, own not"),
+        (best.cp > own.cp, "best with more context parallelism"),
+        (best.tp < own.tp, "best with less tensor parallelism"),
+        (best.tp > own.tp, "best with more tensor parallelism"),
+        (best.vpp > own.vpp, "best with more virtual stages"),
+        (best.ep != own.ep, "best with other expert parallelism"),
+        (best.micro_batch != own.micro_batch, "best with other micro-batches"),
+    )
+    return next((text for holds, text in told if holds), "best otherwise different")
 
 
 def _saves(one: Against, other: ParallelLayout) -> bool:
