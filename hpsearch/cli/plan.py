@@ -46,6 +46,8 @@ def plan_command(
     fixes = parse_fixes(fix or [])
     if recipe not in RECIPES:
         raise typer.BadParameter(f"expected one of {', '.join(RECIPES)}, but got {recipe!r}.", param_hint="--recipe")
+    if output is not None and output.is_dir():
+        raise PlanError(str(output), "cannot be written: it is a folder", f"Name a file, as {output / 'plan.json'}.")
     if output is not None and not output.parent.is_dir():
         raise PlanError(str(output), f"cannot be written: there is no folder {output.parent}", "Create it first.")
     machine = load_machine(cluster, devices)

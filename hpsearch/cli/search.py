@@ -46,6 +46,8 @@ def search_command(
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="F", help="Write the layout here.")] = None,
 ) -> None:
     """Finds the best layout over all dimensions (pipelines, experts, long context too), and proves how good it is."""
+    if output is not None and output.is_dir():
+        raise PlanError(str(output), "cannot be written: it is a folder", f"Name a file, as {output / 'plan.json'}.")
     if output is not None and not output.parent.is_dir():
         raise PlanError(str(output), f"cannot be written: there is no folder {output.parent}", "Create it first.")
     machine = load_machine(cluster, devices)

@@ -9,6 +9,7 @@ from math import inf, isfinite
 from hpsearch.cluster.curve import bus_factor
 from hpsearch.cluster.device import ITEM_BYTES
 from hpsearch.cluster.efficiency import NAMES
+from hpsearch.cluster.rates import rates_beside_peaks
 from hpsearch.cluster.schema import ClusterFile, CurveEntry, DeviceEntry, Number, Numbers, TierEntry
 from hpsearch.cluster.units import LINKS, UNITS, Complaint, check_range, in_unit
 
@@ -58,6 +59,7 @@ def complaints(entry: ClusterFile) -> list[Complaint]:
         found += _crossing(("tiers", index), tier, [other.name for other in entry.tiers[:index]])
     if not found:
         found += _tiers_together(entry)
+        found += rates_beside_peaks(entry.device)
     return found
 
 

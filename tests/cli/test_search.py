@@ -83,3 +83,10 @@ def test_rules_are_told(hpsearch: Command) -> None:
     found = hpsearch("rules")
     assert found.code == 0
     assert all(rule.name in found.stdout for rule in RULES)
+
+
+def test_a_folder_is_no_output(hpsearch: Command, config: Path, tmp_path: Path) -> None:
+    for command in ("search", "plan"):
+        found = hpsearch(command, "--model", config, *JOB, "-o", tmp_path)
+        assert found.code == 1
+        assert "cannot be written: it is a folder" in found.stderr

@@ -60,6 +60,10 @@ latency = { value = 5, unit = "us", kind = "measured", source = "here" }
 """
 
 BROKEN = [
+    (
+        'values = [10.0, 80.0], unit = "TFLOP/s"', 'values = [10.0, 80.0], unit = "GFLOP/s"', 22,
+        'found 80 GFLOP/s beside 989 TFLOP/s. GFLOP/s looks like TFLOP/s: write unit = "TFLOP/s"',
+    ),
     # wrong units
     ('value = 450, unit = "GB/s"', 'value = 450, unit = "Gbps"', 27,
      "tiers[0].bandwidth: expected 75 GB/s to 2000 GB/s for one device on nvlink, one direction, but found 450 Gbps = "

@@ -71,7 +71,16 @@ class RankPool:
         try:
             for rank in range(ranks):
                 ours, theirs = self.context.Pipe()
-                told = theirs, function, rank, ranks, str(folder), timeout_s, list(sys.path), arguments
+                told = (
+                    theirs,
+                    function,
+                    rank,
+                    ranks,
+                    str(folder),
+                    timeout_s,
+                    (list(sys.path), dict(os.environ)),
+                    arguments,
+                )
                 processes.append(self.context.Process(target=_serve, args=told, daemon=True))
                 processes[-1].start()
                 theirs.close()
@@ -145,10 +154,12 @@ def _serve(
     ranks: int,
     folder: str,
     timeout_s: float,
-    path: list[str],
+    surroundings: tuple[list[str], dict[str, str]],
     arguments: Any,
 ) -> None:
-    sys.path[:] = path
+    sys.path[:], environment = surroundings
+    os.environ.clear()  # that of the process ranks are forked from is of whoever asked first
+    os.environ.update(environment)
     signal.alarm(int(timeout_s + 2 * GRACE_S))  # longer than the parent waits: for when it was killed
     with open(Path(folder) / f"stack{rank}", "w") as stacks:
         faulthandler.enable(file=stacks)

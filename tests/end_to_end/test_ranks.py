@@ -78,3 +78,9 @@ def odd_one_out(what: str, folder: str = "") -> int:
     if rank == 1 and what == "raise":
         raise ValueError("rank 1 has had enough")
     return rank
+
+
+def test_ranks_have_the_environment_of_the_moment(pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("first", "second"):
+        monkeypatch.setenv("HPSEARCH_TEST_OF_RANKS", value)
+        assert pool.run("os:getenv", ranks=2, key="HPSEARCH_TEST_OF_RANKS") == [value, value]
