@@ -35,6 +35,15 @@ def check_legality(file: PlanFile, subject: str) -> None:
             raise PlanError(subject, problem, remedy)
 
 
+def check_total(file: PlanFile, subject: str) -> None:
+    """Raises PlanError when the parameters are not as many elements as the file says; what is missing only the model
+    itself can name."""
+    total = sum(entry.count * prod(entry.shape) for entry in file.parameters)
+    if total != file.model.parameters:
+        problem = f"parameters: expected {file.model.parameters} elements in all (model.parameters), but found {total}"
+        raise PlanError(subject, problem, "One is missing, or there twice: write them as the model has them.")
+
+
 def _mesh(file: PlanFile) -> Iterator[Fault]:
     names = [axis.name for axis in file.mesh]
     for name in names:

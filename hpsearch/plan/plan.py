@@ -15,7 +15,7 @@ from hpsearch.graph import ModelGraph
 from hpsearch.layout import Layout, Mesh, MeshAxis
 from hpsearch.plan.consistency import check_consistency
 from hpsearch.plan.fingerprint import check_model
-from hpsearch.plan.legality import check_legality
+from hpsearch.plan.legality import check_legality, check_total
 from hpsearch.plan.patterns import matches
 from hpsearch.plan.reading import read_plan
 from hpsearch.plan.schema import ClusterEntry, ParamEntry, PlanFile
@@ -120,6 +120,8 @@ class Plan:
         if model is not None:
             check_model(file, model, subject)
             check_consistency(file, model, subject)
+        else:
+            check_total(file, subject)
         if cluster is not None:
             check_cluster(file, cluster, subject)
         return Plan(file)

@@ -316,6 +316,13 @@ def test_an_edit_that_the_model_cannot_take_is_refused(plan: Plan, edit: Any, me
     assert message in str(error.value)
 
 
+def test_a_parameter_that_was_deleted_is_missed_without_the_model(plan: Plan) -> None:
+    tree = json.loads(plan.content)
+    tree["parameters"].pop(0)
+    with pytest.raises(PlanError, match=r"p.json: parameters: expected \d+ elements in all .*, but found \d+"):
+        Plan.from_bytes(json.dumps(tree).encode(), "p.json")
+
+
 @pytest.mark.parametrize("field", ["name", "digest", "device", "memory_bytes"])
 def test_what_a_plan_says_of_its_cluster_is_held_against_it(plan: Plan, field: str) -> None:
     from hpsearch.cluster import Cluster
