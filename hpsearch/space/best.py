@@ -18,21 +18,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hpsearch.estimate import ModelShape, ParallelLayout
-from hpsearch.estimate.stages import sizes_of
-from hpsearch.space.exact import Choice, fitted, simulated
+from hpsearch.estimate import ParallelLayout
+from hpsearch.space.cutting import Cutting
+from hpsearch.space.exact import Choice
 from hpsearch.space.prices import Prices
 from hpsearch.space.refusal import none_fits, none_is_legal
 from hpsearch.space.rules import Rules
 from hpsearch.space.space import IN_WORDS, Row, Space
-from hpsearch.space.tables import Inner
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 BATCH = 16384
 """Layouts whose second bound is computed together."""
-NEAR = 1.02
-"""A layout this near to the best has its cut polished."""
 SIMPLER_WITHIN = 0.01
 """A simpler layout this little slower is chosen over the best."""
 
@@ -98,7 +95,7 @@ class _Search:
     solved: set[tuple[int, Row]] = field(default_factory=set)
     considered: int = 0
     least_tried_s: float = float("inf")
-    """Least bound among those that were solved."""
+    """Least that is proven of those that were solved."""
 
     @property
     def best_s(self) -> float:
@@ -174,54 +171,16 @@ class _Search:
     def solve(self, bound_s: float, number: int, row: Row, cut: tuple[int, ...]) -> bool:
         """Cuts, fits and simulates a layout; whether it is the best so far."""
         self.solved.add((number, row))
-        priced, before = self.prices.inner(number, row), self.best_s
-        layout = self.prices.space.layout(self.prices.insides[number], row, cut)
-        is_exact = layout.pp == 1 or layout.vpp > 1  # the cut is given, and more recompute than has to be is slower
-        at_hand = self._priced(layout, priced)
-        if at_hand is None and not is_exact:
-            at_hand = self._priced(replace(layout, cut=_even(self.prices.space.shape, layout.pp)), priced)
-        if not is_exact:
-            self.least_tried_s = min(self.least_tried_s, bound_s)
+        space, before = self.prices.space, self.best_s
+        layout = space.layout(self.prices.insides[number], row, cut)
+        cutting = Cutting(space, layout, self.prices.inner(number, row), self.prices.rates)
+        at_hand, least_s = cutting.solved(before)
+        self.least_tried_s = min(self.least_tried_s, bound_s if least_s is None else least_s)
         if at_hand is None:
             return False
-        if not is_exact and at_hand.step_s < before * NEAR:
-            at_hand = self._polished(at_hand, priced)
         self.tried.append((at_hand.step_s, number, row, at_hand))
         self.tried.sort(key=lambda one: one[:3])
         return at_hand.step_s < before
-
-    def _priced(self, layout: ParallelLayout, priced: Inner) -> Choice | None:
-        space = self.prices.space
-        made = fitted(space.shape, layout, priced, float(space.cluster.device.memory_bytes))
-        if made is None:
-            return None
-        return Choice(made, simulated(space.shape, made, space.cluster, priced, self.prices.rates))
-
-    def _polished(self, choice: Choice, priced: Inner) -> Choice:
-        """Moves single layers between neighbouring stages as long as the simulated step gets shorter."""
-        better = True
-        while better:
-            better = False
-            for stage in range(choice.layout.pp - 1):
-                for give in (1, -1):
-                    cut = list(choice.layout.cut)
-                    cut[stage] -= give
-                    cut[stage + 1] += give
-                    if min(cut) < 1:
-                        continue
-                    other = self._priced(replace(choice.layout, cut=tuple(cut), recomputed=()), priced)
-                    if other is not None and other.step_s < choice.step_s * (1 - 1e-9):
-                        choice, better = other, True
-        return choice
-
-
-def _even(shape: ModelShape, stages: int) -> tuple[int, ...]:
-    """As even as it comes; a stage that a heavy head would leave without layers has one."""
-    sizes = sizes_of(shape, stages)
-    while min(sizes) < 1:
-        sizes[sizes.index(max(sizes))] -= 1
-        sizes[sizes.index(min(sizes))] += 1
-    return tuple(sizes)
 
 
 def answers(space: Space, *, gap: float = 0.0, time_limit_s: float = float("inf")) -> Iterator[Found]:

@@ -24,8 +24,16 @@ class Choice:
     step_s: float
 
 
-def simulated(shape: ModelShape, layout: ParallelLayout, cluster: Cluster, priced: Inner, e: Efficiency) -> float:
-    """Seconds of the step with every micro-batch on the timeline; `priced`: the layout's inside."""
+def simulated(
+    shape: ModelShape, layout: ParallelLayout, cluster: Cluster, priced: Inner, e: Efficiency
+) -> tuple[float, float]:
+    """(seconds of the step with every micro-batch on the timeline, what it takes at least with more recompute than
+    that); `priced`: the layout's inside.
+
+    More recompute makes no pipeline shorter, but the first rank's backward hides the gradients' reduction. A pipeline
+    of m micro-batches has m times the first rank's seconds at least: what that rank idles for each is free, and beyond
+    it every second hides one at most and costs m.
+    """
     if layout.recompute == "none":  # `priced` has whole layers computed again, for those layouts that have some
         layout = replace(layout, recompute="full", recomputed=(0,) * layout.chunks)
     made = assembled(shape, layout, cluster, priced.works, priced.seconds)
@@ -35,7 +43,13 @@ def simulated(shape: ModelShape, layout: ParallelLayout, cluster: Cluster, price
     else:
         times = forward.tolist(), backward.tolist()
         pipe = simulated_s(*times, layout.pp, layout.micro_batches, made.hop_s * e.links)
-    return made.around(pipe, forward, backward, e)[0]
+    step_s = made.around(pipe, forward, backward, e)[0]
+    if layout.recompute == "selective":
+        return step_s, step_s
+    idle = pipe / layout.micro_batches - float((forward + backward)[:: layout.pp].sum())
+    longer = backward.copy()
+    longer[0] += max(idle, 0.0)
+    return step_s, made.around(pipe, forward, longer, e)[0]
 
 
 def fitted(shape: ModelShape, layout: ParallelLayout, priced: Inner, room_bytes: float) -> ParallelLayout | None:

@@ -117,7 +117,7 @@ def _own_s(case: Case, own: ParallelLayout) -> float | None:
     priced = inner(shape, own, cluster)
     if memory(shape, own, works=priced.works).peak_bytes > cluster.device.memory_bytes:
         return None
-    return simulated(shape, own, cluster, priced, efficiency_of(cluster.device.name, cluster.efficiency))
+    return simulated(shape, own, cluster, priced, efficiency_of(cluster.device.name, cluster.efficiency))[0]
 
 
 def outside(space: Space, own: ParallelLayout) -> str:

@@ -146,7 +146,7 @@ def _saves(one: Against, other: ParallelLayout) -> bool:
     """Whether this change alone, if memory were endless, saves half of the gain."""
     shape, cluster = one.case.shape, one.case.cluster
     rates = efficiency_of(cluster.device.name, cluster.efficiency)
-    return 1 - simulated(shape, other, cluster, inner(shape, other, cluster), rates) / one.own_s >= one.gain / 2
+    return 1 - simulated(shape, other, cluster, inner(shape, other, cluster), rates)[0] / one.own_s >= one.gain / 2
 
 
 def _line(one: Against) -> str:

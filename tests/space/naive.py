@@ -41,7 +41,7 @@ def every_outcome(shape: ModelShape, cluster: Cluster, base: ParallelLayout, pin
     for layout in every_layout(shape, cluster, base, pins):
         inside = (
             layout.tp, layout.sp, layout.cp, layout.cp_kind, layout.ep, layout.etp, layout.micro_batch,
-            layout.recompute, layout.recompute_parts,
+            layout.recompute, layout.recompute_parts, layout.fsdp,
         )  # fmt: skip
         if inside not in priced:
             priced[inside] = blocks(shape, layout, cluster)
