@@ -27,7 +27,9 @@ IN_WORDS = (
     "then cp, dp, pp; sequence sharding on or off; 1F1B with any cut of the layers into stages, or interleaved 1F1B "
     "with even chunks; micro-batches of 1 to 32 rows by doubling, or of any divisor of the batch up to 128 rows and "
     "131,072 tokens a rank; ZeRO 0, 1, 2 (without pipeline) and 3, sharded over all data ranks or over one tier; "
-    "recompute of any number of layers of each stage, or of one part of all layers"
+    "recompute of any number of layers of each stage, spread evenly over its chunks, or of one part of all layers; "
+    "tp, cp (up to 64) and ep of factors 2, 3, 5 and 7; as many data ranks as there are devices for, or the most that "
+    "share the batch evenly; up to 8 virtual stages"
 )
 """What a certificate is about."""
 ROWS = (1, 2, 4, 8, 16, 32)

@@ -118,6 +118,10 @@ PROBLEMS = {
         replace(DENSE, vocab=0, bias=True), "gb200-nvl72", 4, {"micro_batch": (1,), "cp": (1,), "zero": (0, 3)},
         replace(PLAIN, fused=False, expandable=False, prefetch=False, optimizer="muon", precision="fp8"),
     ),
+    "more cuts than are tried": Problem(
+        replace(HYBRID, pattern=hybrid("MM*-EMM*E-ME")), "h100-sxm-roce400", 4,
+        {"pp": (4,), "micro_batch": (1,), "recompute": ("norm+activation",), "vpp": (1,)}, BASE, (1.0, 0.3, 0.03, 0.0),
+    ),
     "written scores": Problem(
         DENSE, "a100-sxm-selene", 4, {"cp": (1,), "pp": (1, 2), "micro_batch": (1, 2), "tp": (1, 2, 4)},
         replace(PLAIN, flash=False, seq_len=2048, dropout=True),
@@ -151,7 +155,8 @@ def test_nothing_is_better_than_the_certificate_says(name: str, share: float) ->
     assert proof.bound_s <= least * (1 + 1e-9)
     assert least <= found.best.step_s * (1 + 1e-9)
     assert found.best.step_s * (1 - proof.gap) <= least * (1 + 1e-9)
-    if not space.base.offload_share or found.best.layout.pp == 1:  # so few cuts are all tried, with the least recompute
+    is_small = space.shape.layers <= 6  # so few cuts are all tried, with the least recompute
+    if is_small and (not space.base.offload_share or found.best.layout.pp == 1):
         assert found.best.step_s <= least * (1 + 1e-9)
     assert proof.gap == pytest.approx(1 - proof.bound_s / found.best.step_s, abs=1e-12)
     check_answers(space, found, fitting)
