@@ -41,7 +41,7 @@ def estimate_command(
     """Prices one given layout of a model on a cluster: seconds of a step and bytes of a device, and what they are."""
     machine = load_machine(cluster, devices)
     pinned = (
-        _written(layout, fix, devices, global_batch, seq_len)
+        _written(layout, fix, machine, global_batch, seq_len)
         if layout is not None
         else layout_of(
             pins_of(fix or []), devices=devices, global_batch=global_batch, seq_len=seq_len, precision=precision
@@ -63,12 +63,13 @@ def estimate_command(
     )
 
 
-def _written(path: Path, fix: list[str] | None, devices: int, global_batch: int, seq_len: int) -> Pinned:
+def _written(path: Path, fix: list[str] | None, machine: Cluster, global_batch: int, seq_len: int) -> Pinned:
     """The layout of a file, if it was searched for this job."""
     if fix:
         raise LegalityError("--layout", "expected a file or pins, but got both", "Leave --fix away.")
     found = load(path)
-    for name, asked in (("devices", devices), ("global_batch", global_batch), ("seq_len", seq_len)):
+    job = {"cluster": machine.name, "cluster_digest": machine.digest, "devices": machine.devices}
+    for name, asked in (job | {"global_batch": global_batch, "seq_len": seq_len}).items():
         if (there := getattr(found.question, name)) != asked:
             raise PlanError(str(path), f"expected {name} = {asked}, but it was searched for {there}", "Search again.")
     return Pinned(found.read(), ())

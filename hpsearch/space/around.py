@@ -62,42 +62,48 @@ def _links(space: Space, layout: ParallelLayout, rates: Efficiency, works: dict[
 
 
 def once_s(space: Space, layout: ParallelLayout, table: Table, rates: Efficiency) -> float:
-    """Of the average stage: the slowest one takes no less in all.
+    """Reduction, gather and update of the slowest stage, at least, and what a step costs once.
 
-    The estimate charges the stage with the largest sum of reduction, gather and update; a stage with other shares of
-    experts, or matrices to orthogonalise, may have less of one of them, so only what is left of the sum counts then.
+    Some stage has no fewer dense parameters than the average, and some no fewer of experts; these may be two, and
+    a collective of half the bytes takes more than half as long. The estimate charges the stage with the largest sum:
+    where stages are mixed, that is at least the larger of the two.
     """
     if layout.trained_parts == "layer":
         return 0.0
     if layout.lora:
         return rates.step_s
     dense, expert = float(table.dense[-1]) / layout.pp, float(table.expert[-1]) / layout.pp
-    device = space.cluster.device
-    stream = device.memory_bytes_per_s * device.memory_efficiency
-    reduce = gather = held = 0.0
-    for params, ranks, stride in (
-        (dense, layout.data_ranks, layout.tp),
-        (expert, layout.expert_data_ranks, layout.ep * layout.etp),
-    ):
-        held += params / max(min(ranks, layout.shards) if layout.zero else 1, 1)
-        if ranks > 1 and params and not layout.fsdp:
-            if layout.zero:
-                reduce += _collective_s(space, "reduce_scatter", layout.grad_bytes * params, ranks, stride)
-                gather += _collective_s(space, "all_gather", 2 * params, ranks, stride)
-            else:
-                reduce += _collective_s(space, "all_reduce", layout.grad_bytes * params, ranks, stride)
-    seen = 1 - device.overlap_efficiency
+    groups = (
+        _parts_s(space, layout, dense, layout.data_ranks, layout.tp),
+        _parts_s(space, layout, expert, layout.expert_data_ranks, layout.ep * layout.etp),
+    )
+    if layout.pp > 1 and not layout.fsdp and (expert or layout.optimizer == "muon"):
+        return rates.step_s + least_rate(space, rates) * max(map(sum, groups))
+    seen = 1 - space.cluster.device.overlap_efficiency
+    reduce, gather, update = (sum(parts) for parts in zip(*groups, strict=True))
     reduce *= rates.data * (seen if layout.overlap_grad_reduce else 1.0)
     gather *= rates.data * (seen if layout.overlap_param_gather else 1.0)
-    update = rates.moved * traffic_bytes(layout) * held / stream
-    if layout.pp > 1 and not layout.fsdp and (expert or layout.optimizer == "muon"):
-        return rates.step_s + min(seen, 1.0) * (reduce + gather + update) * LEAST_RATE
-    return rates.step_s + reduce + gather + update
+    return rates.step_s + reduce + gather + rates.moved * update
 
 
-LEAST_RATE = 0.5
-"""The estimate compares stages before its efficiencies scale the three parts; these differ by less than a factor 2."""
+def _parts_s(
+    space: Space, layout: ParallelLayout, params: float, ranks: int, stride: int
+) -> tuple[float, float, float]:
+    """(reduction, gather, update) of so many parameters of one kind, at the tables' rates."""
+    device, cluster = space.cluster.device, space.cluster
+    held = params / max(min(ranks, layout.shards) if layout.zero else 1, 1)
+    update = traffic_bytes(layout) * held / (device.memory_bytes_per_s * device.memory_efficiency)
+    if ranks == 1 or not params or layout.fsdp:
+        return 0.0, 0.0, update
+    if not layout.zero:
+        return cluster.collective("all_reduce", layout.grad_bytes * params, ranks, stride).seconds, 0.0, update
+    reduce = cluster.collective("reduce_scatter", layout.grad_bytes * params, ranks, stride).seconds
+    return reduce, cluster.collective("all_gather", 2 * params, ranks, stride).seconds, update
 
 
-def _collective_s(space: Space, kind: str, nbytes: float, ranks: int, stride: int) -> float:
-    return space.cluster.collective(kind, nbytes, ranks, stride).seconds
+def least_rate(space: Space, rates: Efficiency) -> float:
+    """Of what the estimate charges for reduction, gather and update over their sum at the tables' rates, by which it
+    picks the stage."""
+    base = space.base
+    overlaps = base.overlap_grad_reduce or base.overlap_param_gather
+    return min(rates.moved, rates.data * ((1 - space.cluster.device.overlap_efficiency) if overlaps else 1.0))

@@ -6,11 +6,11 @@ The bytes depend on the question and the answer alone: no time, no path, no mach
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from hpsearch.errors import PlanError
 from hpsearch.estimate import ParallelLayout, memory
@@ -56,20 +56,21 @@ class LayoutFile(BaseModel):
     certificate: Proof
 
     def read(self) -> ParallelLayout:
-        """The layout, checked as any."""
-        fields = {name: _back(value) for name, value in self.layout.items()}
-        fields |= {name: frozenset(fields[name]) for name in ("recompute_parts", "graphed")}
-        return ParallelLayout(**fields)
-
-
-def _back(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+        """The layout, checked as any. PlanError: a field is none, is missing or has another type."""
+        names = {field.name for field in fields(ParallelLayout)}
+        if odd := sorted(names ^ set(self.layout)):
+            raise PlanError("layout", f"expected its {len(names)} fields, but {odd[0]!r} is missing or unknown", "")
+        try:
+            return TypeAdapter(ParallelLayout).validate_python(self.layout)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise PlanError(f"layout, {first['loc'][0]}", f"{first['msg']}, found {first['input']!r}", "") from None
 
 
 def layout_file(space: Space, found: Found) -> LayoutFile:
     """What was asked, the best layout, and what is proven about it."""
     layout = found.best.layout
-    fields = {n: sorted(v) if isinstance(v, frozenset) else v for n, v in asdict(layout).items()}
+    told = {n: sorted(v) if isinstance(v, frozenset) else v for n, v in asdict(layout).items()}
     proof = found.certificate
     return LayoutFile(
         schema_version=SCHEMA,
@@ -78,7 +79,7 @@ def layout_file(space: Space, found: Found) -> LayoutFile:
             cluster_digest=space.cluster.digest, devices=space.devices, global_batch=space.global_batch,
             seq_len=space.base.seq_len, pins={name: list(values) for name, values in sorted(space.pins.items())},
         ),
-        layout=fields, step_s=found.best.step_s, peak_bytes=memory(space.shape, layout).peak_bytes,
+        layout=told, step_s=found.best.step_s, peak_bytes=memory(space.shape, layout).peak_bytes,
         certificate=Proof(
             space=proof.space, bound_s=proof.bound_s, gap=proof.gap, considered=proof.considered, solved=proof.solved,
             refused=list(proof.refused),

@@ -20,7 +20,7 @@ from hpsearch.estimate.optimizer import moment_bytes, traffic_bytes
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.stages import sizes_of
-from hpsearch.space.around import Around, around
+from hpsearch.space.around import Around, around, least_rate
 from hpsearch.space.bound import Pipes, even_s, least_s, without_memory_s
 from hpsearch.space.memo import Memo
 from hpsearch.space.space import Inside, Row, Space
@@ -90,7 +90,7 @@ class Prices:
         ranks = dp * layout.cp
         shards = np.where(zero > 0, np.where(shard_ranks > 0, shard_ranks, ranks), 1.0)
         stream = device.memory_bytes_per_s * device.memory_efficiency
-        rate = np.where((pp > 1) & (zero < 3) & self._is_mixed, self._least_rate, self.rates.moved)
+        rate = np.where((pp > 1) & (zero < 3) & self._is_mixed, least_rate(space, self.rates), self.rates.moved)
         update = rate * traffic_bytes(layout) * (dense + expert) / shards / stream
         has_update = not space.base.lora and space.base.trained_parts == "step"
         bound = np.asarray(pipe + (update if has_update else 0.0) + self._once_s)
@@ -104,14 +104,6 @@ class Prices:
     def _is_mixed(self) -> bool:
         """Whether stages of equal parameters may differ in update, reduction and gather."""
         return self.space.base.optimizer == "muon" or any(kind_of(name) == "moe" for name in self.space.shape.counts)
-
-    @cached_property
-    def _least_rate(self) -> float:
-        """Of the estimate's charge for update, reduction and gather over their sum, by which it picks the stage."""
-        base, rates = self.space.base, self.rates
-        hidden = self.space.cluster.device.overlap_efficiency
-        overlaps = base.overlap_grad_reduce or base.overlap_param_gather
-        return min(rates.moved, rates.data * ((1 - hidden) if overlaps else 1.0))
 
     @property
     def _once_s(self) -> float:

@@ -73,7 +73,17 @@ def test_a_damaged_layout_file_is_refused(hpsearch: Command, config: Path, tmp_p
         found = hpsearch("estimate", "--model", config, *JOB, "--layout", file)
         assert found.code == 1
         assert said in found.stderr
+    unknown = ('"tp": ', '"tq": ', "'tp' is missing or unknown")
+    broken = (unknown, ('"precision": "bf16"', '"precision": 3', "layout, precision"))
+    for old, new, said in broken:
+        assert old in whole
+        file.write_text(whole.replace(old, new))
+        found = hpsearch("estimate", "--model", config, *JOB, "--layout", file)
+        assert found.code == 1, found.stdout
+        assert said in found.stderr
     file.write_text(whole)
+    found = hpsearch("estimate", "--model", config, "--cluster", "h200-sxm-ib400", *JOB[2:], "--layout", file)
+    assert "expected cluster = h200-sxm-ib400, but it was searched for h100-sxm-ib400" in found.stderr
     other = [*JOB[:-1], "512"]
     found = hpsearch("estimate", "--model", config, *other, "--layout", file)
     assert "expected seq_len = 512, but it was searched for 256" in found.stderr
