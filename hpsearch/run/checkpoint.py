@@ -40,12 +40,21 @@ def gathered(state: dict[str, Any]) -> dict[str, Any]:
 
 def save(folder: Path, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None) -> None:
     """Write model (and optimizer) to `folder`, replacing a checkpoint that is there. Collective."""
-    partial = folder.with_name(folder.name + ".partial")
-    together(f"checkpoint {folder}", lambda: _clear(partial))
+    state, entries = begin(folder, model, optimizer)
+    together(f"checkpoint {folder}", lambda: _write(state, partial_of(folder)))
+    together(f"checkpoint {folder}", lambda: finish(folder, plan, entries))
+
+
+def partial_of(folder: Path) -> Path:
+    """Where `folder` is written before it is whole."""
+    return folder.with_name(folder.name + ".partial")
+
+
+def begin(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, Any], Any]:
+    """Empties the place beside `folder`; tensors to be written there by name, and what is no tensor. Collective."""
+    together(f"checkpoint {folder}", lambda: _clear(partial_of(folder)))
     tensors, entries = _optimizer_state(model, optimizer) if optimizer is not None else ({}, None)
-    state = {f"model.{name}": value for name, value in model.state_dict().items()} | tensors
-    together(f"checkpoint {folder}", lambda: _write(state, partial))
-    together(f"checkpoint {folder}", lambda: _finish(folder, partial, plan, entries))
+    return {f"model.{name}": value for name, value in model.state_dict().items()} | tensors, entries
 
 
 def _clear(partial: Path) -> None:
@@ -63,14 +72,18 @@ def _write(state: dict[str, Any], partial: Path) -> None:
     try:
         dcp.save(state, checkpoint_id=partial)
     except (OSError, dcp.CheckpointException) as error:
-        raise CheckpointError(
-            str(partial), f"cannot be written ({error})", "The old checkpoint is unchanged."
-        ) from error
+        raise unwritten(partial, error) from error
 
 
-def _finish(folder: Path, partial: Path, plan: Plan, entries: Any) -> None:
+def unwritten(partial: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(str(partial), f"cannot be written ({error})", "The old checkpoint is unchanged.")
+
+
+def finish(folder: Path, plan: Plan, entries: Any) -> None:
+    """Rank 0 makes what all ranks have written the checkpoint."""
     if dist.get_rank() != 0:
         return
+    partial = partial_of(folder)
     files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
     manifest = {
         "format": FORMAT,

@@ -27,6 +27,7 @@ from hpsearch.run.batch import Batch, RowSampler, check, leaves, normal, signatu
 from hpsearch.run.intake import Intake
 from hpsearch.run.launch import is_launched, together
 from hpsearch.run.ranks import Ranks
+from hpsearch.run.saving import Saver, Saving
 from hpsearch.run.stepper import Built, Stepper
 from hpsearch.run.store import Store
 
@@ -46,7 +47,7 @@ class ParallelModule(nn.Module):
         self.training = model.training
         # Kept out of nn.Module's tables: only stored pieces are parameters of this module.
         self.__dict__.update(_model=model, _build=build, _seed=seed, _global_batch=global_batch)
-        self.__dict__.update(_built=None, _mode=model.training, _store=None, _steppers={}, _ranks=None)
+        self.__dict__.update(_built=None, _mode=model.training, _store=None, _steppers={}, _ranks=None, _saver=Saver())
 
     # What was decided
 
@@ -218,10 +219,20 @@ class ParallelModule(nn.Module):
         store = self._need_store()
         together(f"checkpoint {folder}", lambda: store.load_pretrained(self._model, Path(folder)))
 
-    def save(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Write model, optimizer and plan to `folder`: all of it, or nothing. Collective."""
+    def save(
+        self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None, *, wait: bool = True
+    ) -> Saving:
+        """Write model, optimizer and plan to `folder`: all of it, or nothing. Collective.
+
+        Without `wait` it is copied to host memory and written while training goes on. `Saving.wait()`, or the next
+        save or load, waits until it is there, and raises CheckpointError if it could not be written.
+        """
         self._need_store()
+        self._saver.settle()
+        if not wait:
+            return self._saver.start(Path(folder), self, self.plan, optimizer)
         checkpoint.save(Path(folder), self, self.plan, optimizer)
+        return Saving.saved(Path(folder))
 
     def load(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Read what `save` wrote, under this or any other plan. Collective.
@@ -229,6 +240,7 @@ class ParallelModule(nn.Module):
         Raises CheckpointError if anything is missing or damaged.
         """
         self._need_store()
+        self._saver.settle()
         checkpoint.load(Path(folder), self, optimizer)
 
     def _need_store(self) -> Store:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint import FileSystemWriter
 
 import hpsearch
 from hpsearch.plan import Plan
@@ -134,6 +137,80 @@ def train(
     if save is not None:
         parallel.save(save, optimizer_)
     return parallel.state_dict(full=True)
+
+
+def saved_behind(plan: bytes, save: Path) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """Trains on while a checkpoint is written: parameters when the saving began, those at the end, whether it was whole
+    as soon as `wait` returned."""
+    parallel, batch = parallel_llama(plan)
+    parallel.prepare(batch)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=LEARNING_RATE)
+    _steps(parallel, optimizer, batch, 2)
+    before = parallel.state_dict(full=True)
+    saving = parallel.save(save, optimizer, wait=False)
+    _steps(parallel, optimizer, batch, 3)
+    saving.wait()
+    return before, parallel.state_dict(full=True), saving.is_done and (save / "manifest.json").exists()
+
+
+def saves_in_a_row(plan: bytes, save: Path) -> dict[str, Any]:
+    """Two savings to one folder, the second begun at once, and a load that waits for it."""
+    parallel, batch = parallel_llama(plan)
+    parallel.prepare(batch)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=LEARNING_RATE)
+    for _ in range(2):
+        _steps(parallel, optimizer, batch, 1)
+        parallel.save(save, optimizer, wait=False)
+    second = parallel.state_dict(full=True)
+    _steps(parallel, optimizer, batch, 1)
+    parallel.load(save, optimizer)
+    found = parallel.state_dict(full=True)
+    return {name: (found[name] - second[name]).abs().max().item() for name in second}
+
+
+def killed_while_saving(plan: bytes, save: Path) -> None:
+    """Saves once, trains on, and every rank is killed while a second saving is being written."""
+    parallel, batch = parallel_llama(plan)
+    parallel.prepare(batch)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=LEARNING_RATE)
+    _steps(parallel, optimizer, batch, 1)
+    parallel.save(save, optimizer, wait=False).wait()
+    _steps(parallel, optimizer, batch, 1)
+    _slow_writer()
+    parallel.save(save, optimizer, wait=False)
+    dist.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _slow_writer() -> None:
+    """Pieces are written, but nobody gets to say so."""
+    plain = FileSystemWriter.write_data
+
+    def write_data(self: Any, *args: Any) -> Any:
+        plain(self, *args).wait()
+        time.sleep(60)
+
+    FileSystemWriter.write_data = write_data  # type: ignore[method-assign]
+
+
+def no_room(plan: bytes, save: Path) -> tuple[str, str]:
+    """The disk of rank 1 is full."""
+    parallel, batch = parallel_llama(plan)
+    parallel.prepare(batch)
+
+    def write_data(self: Any, *args: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    if dist.get_rank() == 1:
+        FileSystemWriter.write_data = write_data  # type: ignore[method-assign]
+    return failure(lambda: parallel.save(save, wait=False).wait())
+
+
+def _steps(parallel: ParallelModule, optimizer: torch.optim.Optimizer, batch: Any, count: int) -> None:
+    for _ in range(count):
+        parallel.step(batch)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def load_fails(plan: bytes, folder: Path, with_optimizer: bool = True) -> tuple[str, str]:
