@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hpsearch.errors import LegalityError
 from hpsearch.estimate.parallel import ParallelLayout
@@ -23,6 +23,8 @@ class Chunk:
     again: Counter[str] | None = None
     """Blocks whose forward the backward repeats under full recompute, if that is told layer by layer."""
     layers_again: int = 0
+    kinds: Counter[Layer] = field(default_factory=Counter)
+    """Its layers, which is what fully sharded storage gathers at once; extra-prediction layers among them."""
 
 
 def chunks(shape: ModelShape, layout: ParallelLayout) -> tuple[Chunk, ...]:
@@ -33,19 +35,22 @@ def chunks(shape: ModelShape, layout: ParallelLayout) -> tuple[Chunk, ...]:
     found, at = [], 0
     for i, size in enumerate(_given(shape, layout) or sizes_of(shape, count)):
         blocks = Counter(block for layer in shape.pattern[at : at + size] for block in layer)
+        kinds = Counter(shape.pattern[at : at + size])
         last = i == count - 1
         if last and shape.mtp_layers:
+            kinds[shape.pattern[-1]] += shape.mtp_layers
             for block in shape.pattern[-1]:
                 blocks[block] += shape.mtp_layers
         heads = (1 + shape.mtp_layers) if last and shape.vocab else 0
-        found.append(Chunk(blocks, size, i == 0 and shape.vocab > 0, heads))
+        found.append(Chunk(blocks, size, i == 0 and shape.vocab > 0, heads, kinds=kinds))
         at += size
     return tuple(_recomputed(shape, layout, found))
 
 
 def of_layers(layers: Sequence[Layer]) -> Chunk:
     """A chunk of these layers and nothing else."""
-    return Chunk(Counter(block for layer in layers for block in layer), len(layers), False, 0)
+    blocks = Counter(block for layer in layers for block in layer)
+    return Chunk(blocks, len(layers), False, 0, kinds=Counter(layers))
 
 
 def _given(shape: ModelShape, layout: ParallelLayout) -> tuple[int, ...]:
