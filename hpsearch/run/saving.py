@@ -7,7 +7,7 @@ other ranks' threads over a gloo group of its own, because collectives of two th
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +65,15 @@ class Saver:
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
         state, entries = checkpoint.begin(folder, model, optimizer)
-        partial, written = checkpoint.partial_of(folder), Future[None]()
+        partial = checkpoint.partial_of(folder)
         writing: Any = dcp.async_save(state, checkpoint_id=partial, process_group=self._group)
 
-        def end(pieces: Future[Any]) -> None:
-            try:
-                if (error := pieces.exception()) is not None:
-                    raise checkpoint.unwritten(partial, error)
-                checkpoint.finish(folder, plan, entries)
-            except Exception as found:  # noqa: BLE001: a thread has nobody to raise it to; `wait` raises it
-                written.set_exception(found)
-            else:
-                written.set_result(None)
+        def end() -> None:
+            if (error := writing.exception()) is not None:
+                raise checkpoint.unwritten(partial, error)
+            checkpoint.finish(folder, plan, entries)
 
-        writing.add_done_callback(end)
-        self._running = Saving(folder, written)
+        waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._running = Saving(folder, waiter.submit(end))
+        waiter.shutdown(wait=False)
         return self._running
