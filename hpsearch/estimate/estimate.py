@@ -19,7 +19,7 @@ from hpsearch.estimate.band import STATED, band
 from hpsearch.estimate.memory import Memory, memory
 from hpsearch.estimate.optimizer import orthogonal_s, traffic_bytes
 from hpsearch.estimate.parallel import ParallelLayout
-from hpsearch.estimate.pipeline import Path, pipeline_path
+from hpsearch.estimate.pipeline import Path, run_path
 from hpsearch.estimate.price import HOST, KINDS, Floats, Seconds, scales, work_seconds
 from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.stages import Chunk, chunks
@@ -80,8 +80,31 @@ class Priced:
         """Of KINDS."""
         return scales(efficiency, self.layout.low_precision)
 
+    def split_seconds(self, efficiency: Efficiency) -> tuple[Floats, Floats, Floats]:
+        """Forward, input part and weight part of one micro-batch through each chunk. Where a schedule splits no
+        backward, it counts as its input part.
+
+        Parameters are gathered for the forward and the input part, gradients reduced beside the weight part.
+        """
+        if not self.layout.is_split:
+            f, b = self.chunk_seconds(efficiency)
+            return f, b, np.zeros_like(b)
+        factor = self.factors(efficiency)
+        forward, backward, gather_f, gather_b = self.arrays
+        weight = np.array([c.weight for c, _, _ in self.chunks])
+        f = self._hidden(_longer(forward * factor), gather_f * efficiency.data)
+        i = self._hidden(_longer((backward - weight) * factor), gather_f * efficiency.data)
+        w = self._hidden(_longer(weight * factor), (gather_b - gather_f) * efficiency.data)
+        if self.copies_s:
+            copies = np.array(self.copies_s)
+            f, i = np.maximum(f, copies), np.maximum(i, copies)
+        return f, i, w
+
     def chunk_seconds(self, efficiency: Efficiency) -> tuple[Floats, Floats]:
         """Forward and backward of one micro-batch through each chunk."""
+        if self.layout.is_split:
+            f, i, w = self.split_seconds(efficiency)
+            return f, i + w
         factor = self.factors(efficiency)
         forward, backward, gather_f, gather_b = self.arrays
         f = self._hidden(_longer(forward * factor), gather_f * efficiency.data)
@@ -93,29 +116,36 @@ class Priced:
 
     def path(self, efficiency: Efficiency) -> Path:
         """The longest chain through the pipeline under these efficiencies."""
-        f, b = self.chunk_seconds(efficiency)
-        layout = self.layout
-        return pipeline_path(f.tolist(), b.tolist(), layout.pp, layout.micro_batches, self.hop_s * efficiency.links)
+        f, i, w = self.split_seconds(efficiency)
+        parts, hop_s = (f.tolist(), i.tolist(), w.tolist()), self.hop_s * efficiency.links
+        return run_path(self.layout.schedule_kind, parts, self.layout.pp, self.layout.micro_batches, hop_s)
 
     def step(self, efficiency: Efficiency, path: Path | None = None) -> tuple[float, tuple[tuple[str, float], ...]]:
         """Seconds and their parts under these efficiencies; along `path` if given, else along the longest chain."""
-        f, b = self.chunk_seconds(efficiency)
-        pipe = (path or self.path(efficiency)).seconds(f.tolist(), b.tolist(), self.hop_s * efficiency.links)
-        return self.around(pipe, f, b, efficiency)
+        f, i, w = self.split_seconds(efficiency)
+        chain = path or self.path(efficiency)
+        pipe = chain.seconds(f.tolist(), i.tolist(), self.hop_s * efficiency.links, w.tolist() if chain.weight else ())
+        return self.around(pipe, f, i + w, efficiency)
 
     def around(
         self, pipe: float, f: Floats, b: Floats, efficiency: Efficiency
     ) -> tuple[float, tuple[tuple[str, float], ...]]:
-        """`step` once the pipeline's seconds are known; `f` and `b` of each chunk."""
+        """`step` once the pipeline's seconds are known; `f` and `b` of each chunk.
+
+        Where backwards are split, gradients are complete after weight parts: of the last ones, those alone hide the
+        reduction.
+        """
         layout, factor = self.layout, self.factors(efficiency)
         forward, backward, _, _ = self.arrays
         stages, m = layout.pp, layout.micro_batches
+        mine = list(layout.chunks_of(0))
         reduce, gather = self.reduce_s * efficiency.data, self.gather_s * efficiency.data
         if layout.overlap_grad_reduce:
-            window = self.overlap * float(b[:: max(stages, 1)].sum())
+            behind = self.split_seconds(efficiency)[2] if layout.is_split else b
+            window = self.overlap * float(behind[mine].sum())
             reduce = max(reduce - window, (1 - self.overlap) * reduce)
         if layout.overlap_param_gather:
-            window = self.overlap * float(f[:: max(stages, 1)].sum())
+            window = self.overlap * float(f[mine].sum())
             gather = max(gather - window, (1 - self.overlap) * gather)
         if layout.trained_parts == "layer":
             return pipe, (("layer", pipe),)
@@ -173,7 +203,8 @@ def _work(name: str, shape: ModelShape, layout: ParallelLayout) -> Work:
         return head(shape, layout) if name == "head" else embedding(shape, layout)
     work = block_work(name, shape, layout)
     if not layout.lora:
-        work.moved_backward += 2 * layout.grad_bytes * (work.params + work.expert_params)
+        work.moved_weight = 2 * layout.grad_bytes * (work.params + work.expert_params)
+        work.moved_backward += work.moved_weight
     return work
 
 
@@ -285,8 +316,11 @@ def _once(
     worst = (0.0, 0.0, 0.0)
     stream = cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency
     for rank in range(layout.pp):
-        mine = [chunk_params(shape, layout, chunk, works) for chunk in cut[rank :: layout.pp]]
+        here = tuple(cut[i] for i in layout.chunks_of(rank))
+        mine = [chunk_params(shape, layout, chunk, works) for chunk in here]
         dense, expert = sum(d for d, _ in mine), sum(e for _, e in mine)
+        if shape.tied and layout.is_vee and rank == 0:  # one tensor, in the first and in the last chunk
+            dense -= shape.vocab * shape.hidden / layout.tp
         if layout.lora:
             dense, expert = LORA_SHARE * dense, LORA_SHARE * expert
         groups = [(dense, layout.data_ranks, layout.tp), (expert, layout.expert_data_ranks, layout.ep * layout.etp)]
@@ -302,7 +336,7 @@ def _once(
                     reduce += cluster.collective("all_reduce", layout.grad_bytes * params, ranks, stride).seconds
         update = traffic_bytes(layout) * held / stream
         if layout.optimizer == "muon":
-            update += orthogonal_s(shape, layout, cluster, cut[rank :: layout.pp])
+            update += orthogonal_s(shape, layout, cluster, here)
         found = (reduce, gather, update)
         if sum(found) > sum(worst):
             worst = found

@@ -17,12 +17,12 @@ from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency, efficiency_of
 from hpsearch.estimate.estimate import Priced, assembled, blocks
 from hpsearch.estimate.memory import memory
-from hpsearch.estimate.parallel import ParallelLayout
+from hpsearch.estimate.parallel import AS_RUN, ParallelLayout
 from hpsearch.estimate.pipeline import pipelines_s
 from hpsearch.estimate.shape import ModelShape
 
 Floats = NDArray[np.float64]
-AROUND = ("devices", "global_batch", "pp", "vpp", "zero", "shard_ranks", "overlap_grad_reduce",
+AROUND = ("devices", "global_batch", "pp", "vpp", "schedule", "zero", "shard_ranks", "overlap_grad_reduce",
           "overlap_param_gather", "offload_share", "trained_parts", "prefetch", "cut", "recomputed")  # fmt: skip
 """Fields of a layout that its blocks do not depend on."""
 INSIDE = tuple(i for i, field in enumerate(fields(ParallelLayout)) if field.name not in AROUND)
@@ -45,6 +45,9 @@ def estimate_all(
     step_s = np.zeros(len(layouts))
     for group in _schedules(layouts).values():
         members = [priced[i] for i in group]
+        if members[0].layout.schedule_kind not in AS_RUN:
+            step_s[group] = [one.step(rates)[0] for one in members]
+            continue
         times = [one.chunk_seconds(rates) for one in members]
         hops = np.array([one.hop_s * rates.links for one in members])
         layout = members[0].layout
@@ -67,8 +70,8 @@ def _priced(shape: ModelShape, layouts: Sequence[ParallelLayout], cluster: Clust
     return found
 
 
-def _schedules(layouts: Sequence[ParallelLayout]) -> dict[tuple[int, int, int], list[int]]:
-    groups: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+def _schedules(layouts: Sequence[ParallelLayout]) -> dict[tuple[str, int, int, int], list[int]]:
+    groups: defaultdict[tuple[str, int, int, int], list[int]] = defaultdict(list)
     for i, layout in enumerate(layouts):
-        groups[layout.pp, max(layout.vpp, 1), layout.micro_batches].append(i)
+        groups[layout.schedule_kind, layout.pp, max(layout.vpp, 1), layout.micro_batches].append(i)
     return groups

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hpsearch.estimate.kept import Kept, kept_under
 from hpsearch.estimate.optimizer import matrices, moment_bytes
-from hpsearch.estimate.parallel import ParallelLayout
+from hpsearch.estimate.parallel import AS_RUN, ParallelLayout
 from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.stages import Chunk, chunks
 from hpsearch.estimate.work import Work, block_work, head
@@ -108,9 +109,10 @@ def memory(
     works: dict[str, Work] | None = None,
 ) -> Memory:
     """The fullest of all pipeline ranks. `cut`: the layers of each chunk, if they are not to be chosen here."""
-    ranks = range(layout.pp) if layout.pp < 3 or cut or layout.cut else (0, 1, layout.pp - 1)
+    is_told = cut or layout.cut or layout.schedule_kind not in AS_RUN
+    ranks = range(layout.pp) if layout.pp < 3 or is_told else (0, 1, layout.pp - 1)
     works, cut = works or _works(shape, layout), cut or chunks(shape, layout)
-    held = (stage_memory(shape, layout, rank, cut[rank :: layout.pp], works) for rank in ranks)
+    held = (stage_memory(shape, layout, rank, _of_rank(cut, layout, rank), works) for rank in ranks)
     return max(held, key=lambda one: one.peak_bytes)
 
 
@@ -123,8 +125,12 @@ def rank_memory(
 ) -> Memory:
     """One device of pipeline rank `rank`, at the fullest of the three moments. `works`: of the blocks and the head, if
     they are known already."""
-    mine = (cut or chunks(shape, layout))[rank :: layout.pp]
+    mine = _of_rank(cut or chunks(shape, layout), layout, rank)
     return stage_memory(shape, layout, rank, mine, works or _works(shape, layout))
+
+
+def _of_rank(cut: tuple[Chunk, ...], layout: ParallelLayout, rank: int) -> tuple[Chunk, ...]:
+    return tuple(cut[i] for i in layout.chunks_of(rank))
 
 
 def _works(shape: ModelShape, layout: ParallelLayout) -> dict[str, Work]:
@@ -137,14 +143,14 @@ def stage_memory(
     """One device of pipeline rank `rank`, which has the chunks `mine`; `works` of the blocks and the head."""
     held = _held(shape, layout, mine, works)
     weights, gradients, optimizer = states(layout, held.dense, held.expert, held.adapters)
-    kept, peak = _activations(shape, layout, mine, works, rank)
-    kept = _resident(layout, kept, in_flight(layout, rank) * sum(chunk.layers for chunk in mine) / len(mine))
-    logits = works["head"].saved * sum(chunk.heads for chunk in mine)
-    referenced = 0.0 if layout.fused else logits
+    kept, peak = _kept(shape, layout, mine, works, rank)
     moments: tuple[tuple[tuple[str, float], ...], ...] = (
-        (("activations", kept), ("logits", logits), ("buffers", _gathered(layout, held.head))),
         (
-            ("activations", kept), ("logits", referenced), ("working set", peak),
+            ("activations", kept.after_forward), ("logits", kept.logits_after_forward),
+            ("buffers", _gathered(layout, held.head)),
+        ),
+        (
+            ("activations", kept.in_backward), ("logits", kept.logits_in_backward), ("working set", peak),
             ("buffers", _layer_buffers(shape, layout, works)),
         ),
         (("update", _update(layout, optimizer)),),
@@ -235,11 +241,29 @@ def in_flight(layout: ParallelLayout, rank: int) -> float:
     return float(min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1))
 
 
-def _activations(
+def _kept(
     shape: ModelShape, layout: ParallelLayout, mine: tuple[Chunk, ...], works: dict[str, Work], rank: int
+) -> tuple[Kept, float]:
+    """What is kept on the device, and the working set of a backward on top."""
+    if layout.schedule_kind not in AS_RUN:
+        plain = replace(layout, recompute="none", recomputed=())
+        told = [plain if chunk.again is not None and not chunk.layers_again else layout for chunk in mine]
+        alone = [_activations(shape, how, (chunk,), works) for how, chunk in zip(told, mine, strict=True)]
+        resident = [_resident(layout, kept, chunk.layers) for (kept, _), chunk in zip(alone, mine, strict=True)]
+        peak = max(working for _, working in alone)
+        return kept_under(shape, layout, rank, mine, works, resident), peak
+    each, peak = _activations(shape, layout, mine, works)
+    alive = in_flight(layout, rank)
+    kept = _resident(layout, alive * each, alive * sum(chunk.layers for chunk in mine) / len(mine))
+    logits = works["head"].saved * sum(chunk.heads for chunk in mine)
+    return Kept(kept, logits, kept, 0.0 if layout.fused else logits), peak
+
+
+def _activations(
+    shape: ModelShape, layout: ParallelLayout, mine: tuple[Chunk, ...], works: dict[str, Work]
 ) -> tuple[float, float]:
-    """(kept between forward and backward, working set on top: gradients of one layer's activations, and the layer
-    itself if it is computed again)."""
+    """(kept between forward and backward by the average chunk, working set on top: gradients of one layer's
+    activations, and the layer itself if it is computed again)."""
     rows = layout.tokens / layout.tp if layout.sp else layout.tokens
     layers = sum(chunk.layers for chunk in mine) / len(mine)
     entry = 2.0 * shape.hidden * rows
@@ -258,23 +282,24 @@ def _activations(
     if again:
         left = sum((works[name].saved + works[name].copies) * n for name, n in again) / len(mine)
         kept = whole - left + entry * sum(chunk.layers_again for chunk in mine) / len(mine)
-        return in_flight(layout, rank) * kept, max(pair, biggest) * 1.25
+        return kept, max(pair, biggest) * 1.25
     if layout.recompute == "full" and not layout.recomputed:
         share = layout.recompute_share
         kept = share * layers * entry + (1 - share) * whole
-        return in_flight(layout, rank) * kept, max(pair, biggest) * 1.25
-    return in_flight(layout, rank) * (whole - dropped), pair + dropped / max(layers, 1)
+        return kept, max(pair, biggest) * 1.25
+    return whole - dropped, pair + dropped / max(layers, 1)
 
 
 def _exchange(shape: ModelShape, layout: ParallelLayout, works: dict[str, Work]) -> float:
     """What stands ready to be sent or received: whole inputs or outputs of the layer's linears, which matmuls that
-    overlap with their collective work through; activations and their gradients on the way between stages; keys and
-    values of the next cp rank, or of all, and their gradients; tokens sent to and received for experts."""
+    overlap with their collective work through; activations and their gradients on the way between stages, both ways in
+    a V; keys and values of the next cp rank, or of all, and their gradients; tokens sent to and received for experts.
+    """
     size = 0.0
     if layout.tp > 1 and layout.overlap_tp and layout.sp:
         size += OVERLAPPED_LINEARS * 2.0 * shape.hidden * layout.tokens
     if layout.pp > 1:
-        size += 4 * 2.0 * shape.hidden * layout.tokens / (layout.tp if layout.sp else 1)
+        size += (8 if layout.is_vee else 4) * 2.0 * shape.hidden * layout.tokens / (layout.tp if layout.sp else 1)
     blocks = max((work.cp_bytes for work in works.values()), default=0.0)
     size += 2 * blocks * (1 if layout.cp_kind == "ring" else layout.cp)
     return size + 2 * max((work.ep_bytes for work in works.values()), default=0.0)

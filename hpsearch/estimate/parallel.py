@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpsearch.errors import LegalityError
+from hpsearch.schedule import KINDS, placement, refusal
 
 RECOMPUTE = ("none", "selective", "full")
 OPTIMIZERS = ("adamw", "muon", "momentum", "sgd")
+AS_RUN = ("1f1b", "interleaved")
+"""Schedules that take any number of micro-batches, as frameworks run them (`pipeline.as_run`)."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class ParallelLayout:
     ep: int = 1
     etp: int = 1
     vpp: int = 1
+    schedule: str = ""
+    """Of the pipeline, one of `hpsearch.schedule.KINDS`; "": 1f1b, or interleaved where a rank has virtual stages."""
     sp: bool = False
     """Activations between matmuls are split along the sequence over the tp ranks."""
     cp_kind: str = "ring"
@@ -110,6 +115,8 @@ class ParallelLayout:
                 "layout", f"expected ep·etp to divide dp·cp·tp = {self.dp * self.cp * self.tp}, but ep = {self.ep}, "
                 f"etp = {self.etp}", "Lower ep.",
             )  # fmt: skip
+        if self.schedule:
+            self._check_schedule()
         if self.recompute not in RECOMPUTE:
             raise LegalityError("layout", f"expected recompute in {RECOMPUTE}, but got {self.recompute!r}", "")
         for name in ("cut", "recomputed"):
@@ -124,6 +131,42 @@ class ParallelLayout:
                 "layout, recomputed", f"expected recompute = full with a share of 1.0 beside it, but found {how}",
                 "Legal: recomputed with full recompute, or a share without it.",
             )  # fmt: skip
+
+    def _check_schedule(self) -> None:
+        """1f1b and interleaved as frameworks run them, whatever the micro-batches; all others as `make_schedule`."""
+        kind, pp, vpp = self.schedule, self.pp, max(self.vpp, 1)
+        named = f"layout, schedule = {kind}"
+        if kind not in KINDS:
+            raise LegalityError(named, f"expected one of {', '.join(KINDS)}", "")
+        if pp == 1 and kind != "1f1b":
+            raise LegalityError(named, "expected a pipeline, but pp = 1", "Legal: 1f1b, or pp of 2 and more.")
+        if kind in AS_RUN and pp > 1 and (kind == "interleaved") != (vpp > 1):
+            wanted = "vpp = 1" if kind == "1f1b" else "vpp of 2 and more"
+            raise LegalityError(named, f"expected {wanted}, but vpp = {vpp}", f"Legal: {wanted}, or another schedule.")
+        if kind not in AS_RUN and (refused := refusal(kind, pp, vpp, self.micro_batches)) is not None:
+            raise refused
+
+    @property
+    def schedule_kind(self) -> str:
+        """The schedule by name."""
+        return self.schedule or ("interleaved" if self.vpp > 1 and self.pp > 1 else "1f1b")
+
+    @property
+    def is_split(self) -> bool:
+        """Whether backwards are split into input and weight parts."""
+        return KINDS[self.schedule_kind].split
+
+    @property
+    def is_vee(self) -> bool:
+        """Whether chunks stand in a V, the first and the last on rank 0."""
+        return KINDS[self.schedule_kind].vee
+
+    def chunks_of(self, rank: int) -> tuple[int, ...]:
+        """Which chunks a pipeline rank has, in model order."""
+        if not self.is_vee:
+            return tuple(range(rank, self.chunks, self.pp))
+        ranks = placement(self.schedule_kind, self.pp, self.vpp)
+        return tuple(i for i, other in enumerate(ranks) if other == rank)
 
     @property
     def dp(self) -> int:

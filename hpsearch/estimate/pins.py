@@ -15,6 +15,7 @@ from hpsearch.errors import LegalityError
 from hpsearch.estimate.parallel import OPTIMIZERS, RECOMPUTE, ParallelLayout
 from hpsearch.estimate.price import LOW
 from hpsearch.estimate.shape import ModelShape, kind_of
+from hpsearch.schedule import KINDS
 
 PARTS = ("attention", "mlp", "moe", "activation", "norm", "mla_up", "ops")
 """What selective recompute may name: `recompute=selective:attention+norm`."""
@@ -55,6 +56,7 @@ def layout_of(
     layout = ParallelLayout(
         devices=devices, seq_len=seq_len, micro_batch=_micro_batch(reader, global_batch, dp), global_batch=global_batch,
         tp=tp, pp=pp, cp=cp, ep=reader.degree("ep"), etp=reader.degree("etp"), vpp=vpp,
+        schedule=reader.one_of("schedule", "", tuple(KINDS), told=False),
         sp=reader.flag("sp", tp > 1) and tp > 1, cp_kind=reader.one_of("cp_kind", "ring", CP_KINDS, told=cp > 1),
         zero=zero, fsdp=zero == 3, shard_ranks=shard_ranks, recompute=recompute, recompute_parts=parts,
         recompute_share=share, precision=reader.one_of("precision", "bf16", PRECISIONS, told=False),
@@ -72,7 +74,8 @@ def layout_of(
 
 
 NAMES = (
-    "tp", "pp", "cp", "ep", "etp", "vpp", "dp_shard", "dp_replicate", "zero", "micro_batch", "micro_batches", "sp",
+    "tp", "pp", "cp", "ep", "etp", "vpp", "dp_shard", "dp_replicate", "zero", "micro_batch", "micro_batches",
+    "schedule", "sp",
     "cp_kind", "recompute", "precision", "optimizer", "moment_bytes", "grad_bytes", "overlap", "flash", "fused",
     "dropout", "dedup", "graphed", "lora", "offload",
 )  # fmt: skip

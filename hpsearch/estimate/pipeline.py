@@ -2,6 +2,7 @@
 
 Long runs of micro-batches are not simulated: two short ones give them, as if each further round took the same time.
 Interleaved and with uneven chunks that comes true late (decision 29); a plan's own seconds come from `schedule_s`.
+Schedules other than 1f1b and interleaved are simulated whole.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.errors import LegalityError, PlanError
-from hpsearch.schedule import Schedule, longest_chain, schedule_s, schedules_s
+from hpsearch.estimate.parallel import AS_RUN
+from hpsearch.schedule import Schedule, longest_chain, make_schedule, schedule_s, schedules_s
 from hpsearch.schedule.flow import flow
 from hpsearch.schedule.orders import interleaved_ahead, paired
 
@@ -54,15 +56,19 @@ class Path:
     """The longest chain of actions: how often each chunk's forward and backward, and a hop, lie on it.
 
     The step's time is their sum, and stays it while the times change so little that the chain stays the longest.
+    `weight`: of weight parts, where backwards are split; then `backward` is their input parts.
     """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     hops: float
+    weight: tuple[float, ...] = ()
 
-    def seconds(self, forward: Sequence[float], backward: Sequence[float], hop_s: float) -> float:
-        pieces = zip((*self.forward, *self.backward, self.hops), (*forward, *backward, hop_s), strict=True)
-        return sum(count * seconds for count, seconds in pieces)
+    def seconds(
+        self, forward: Sequence[float], backward: Sequence[float], hop_s: float, weight: Sequence[float] = ()
+    ) -> float:
+        counts, times = (*self.forward, *self.backward, self.hops, *self.weight), (*forward, *backward, hop_s, *weight)
+        return sum(count * seconds for count, seconds in zip(counts, times, strict=True))
 
     def stretched(self, longer: Path, rounds: float) -> Path:
         """This path, and `rounds` times what `longer` has more."""
@@ -83,6 +89,33 @@ def simulated_s(
     """Seconds until every rank is done; `forward[i]`, `backward[i]` of chunk i, which stands on rank i mod stages."""
     schedule = as_run(stages, len(forward) // stages, micro_batches)
     return schedule_s(schedule, forward, backward, [0.0] * len(forward), hop_s)
+
+
+def text(kind: str, stages: int, virtual: int, micro_batches: int) -> Schedule:
+    """The schedule of this name: 1f1b and interleaved as run, all others as `make_schedule` has them."""
+    if kind in AS_RUN:
+        return as_run(stages, virtual, micro_batches)
+    return make_schedule(kind, stages, virtual, micro_batches)
+
+
+Parts = tuple[Sequence[float], Sequence[float], Sequence[float]]
+"""Seconds of the chunks: forward, backward or its input part, weight part."""
+
+
+def run_s(kind: str, parts: Parts, stages: int, micro_batches: int, hop_s: float) -> float:
+    """Seconds until every rank is done with all micro-batches, under the schedule `kind`."""
+    return schedule_s(text(kind, stages, len(parts[0]) // stages, micro_batches), *parts, hop_s)
+
+
+def run_path(kind: str, parts: Parts, stages: int, micro_batches: int, hop_s: float) -> Path:
+    """The longest chain of `run_s`; of 1f1b and interleaved, long runs from two short ones, and whole backwards."""
+    if kind in AS_RUN:
+        return pipeline_path(parts[0], parts[1], stages, micro_batches, hop_s)
+    found = longest_chain(text(kind, stages, len(parts[0]) // stages, micro_batches), *parts, hop_s)
+    forward, backward, weight = (
+        tuple(map(float, one)) for one in (found.forward, found.backward_input, found.backward_weight)
+    )
+    return Path(forward, backward, float(sum(found.hops)), weight)
 
 
 def _simulated_path(

@@ -6,7 +6,7 @@ machines of one generation, by a product of two small arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import comb
 
 import numpy as np
@@ -35,12 +35,15 @@ class Seconds:
     backward: Floats
     repeat: Floats
     """Forward work done again in the backward (recompute)."""
+    weight: Floats = field(default_factory=lambda: np.zeros(len(KINDS)))
+    """Of the backward, what no other rank waits for: gradients of weights, and their accumulation."""
 
     def __add__(self, other: Seconds) -> Seconds:
-        return Seconds(self.forward + other.forward, self.backward + other.backward, self.repeat + other.repeat)
+        forward, backward = self.forward + other.forward, self.backward + other.backward
+        return Seconds(forward, backward, self.repeat + other.repeat, self.weight + other.weight)
 
     def __mul__(self, count: float) -> Seconds:
-        return Seconds(self.forward * count, self.backward * count, self.repeat * count)
+        return Seconds(self.forward * count, self.backward * count, self.repeat * count, self.weight * count)
 
 
 def scales(efficiency: Efficiency, low: bool) -> Floats:
@@ -57,7 +60,7 @@ def work_seconds(works: dict[str, Work], layout: ParallelLayout, cluster: Cluste
     """Seconds of each named piece of work; all matmuls are priced in two calls."""
     forward = {name: np.zeros(len(KINDS)) for name in works}
     backward = {name: np.zeros(len(KINDS)) for name in works}
-    _price_matmuls(works, layout, cluster, forward, backward)
+    weight = _price_matmuls(works, layout, cluster, forward, backward)
     stream = cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency
     for name, work in works.items():
         _price_core(work, layout, cluster, forward[name], backward[name])
@@ -68,10 +71,11 @@ def work_seconds(works: dict[str, Work], layout: ParallelLayout, cluster: Cluste
         forward[name][STALL], backward[name][STALL] = work.stalls_forward, work.stalls_backward
         forward[name][HOST], backward[name][HOST] = work.kernels_forward, work.kernels_backward
         _price_links(work, layout, cluster, forward[name], backward[name])
-        for one in (forward[name], backward[name]):
+        weight[name][MOVED] += work.moved_weight / stream
+        for one in (forward[name], backward[name], weight[name]):
             one[HOST] *= host_share(name, layout)
     return {
-        name: Seconds(forward[name], backward[name], _repeat(work, layout, name, forward[name], stream))
+        name: Seconds(forward[name], backward[name], _repeat(work, layout, name, forward[name], stream), weight[name])
         for name, work in works.items()
     }
 
@@ -107,9 +111,15 @@ def _price_matmuls(
     cluster: Cluster,
     forward: dict[str, Floats],
     backward: dict[str, Floats],
-) -> None:
+) -> dict[str, Floats]:
     """Forward, and twice as long backward: the gradients of input and weight are products over the same three sides,
-    for which the tables, measured in forward orientation, say nothing more. Frozen weights have no gradient."""
+    for which the tables, measured in forward orientation, say nothing more. Frozen weights have no gradient.
+
+    Returns the weight part of the backward: one product, one kernel, of each linear. All else is the input part: cores,
+    norms, element-wise kernels, what is computed again, and collectives; the second gather of a sequence-sharded input
+    is too, though the weight part may do it: with it there, others wait less.
+    """
+    weight = {name: np.zeros(len(KINDS)) for name in works}
     for kind in (LINEAR, PLAIN, ROUTED):
         rows: list[Gemm] = []
         names: list[str] = []
@@ -123,9 +133,14 @@ def _price_matmuls(
         seconds = cluster.matmul_s(m, n, k, cluster.device.sixteen, batch=b)
         if kind != PLAIN:
             seconds = seconds / rate_over_16_bit(layout, cluster, kind)
+        is_frozen = layout.lora and kind != PLAIN
         for name, value in zip(names, seconds.tolist(), strict=True):
             forward[name][kind] += value
-            backward[name][kind] += (1.0 if layout.lora and kind != PLAIN else 2.0) * value
+            backward[name][kind] += (1.0 if is_frozen else 2.0) * value
+            if not is_frozen:
+                weight[name][kind] += value
+                weight[name][HOST] += 1
+    return weight
 
 
 FP4_RATE = 1.9

@@ -40,6 +40,8 @@ class Work:
     moved_forward: float = 0.0
     moved_backward: float = 0.0
     routed_forward: float = 0.0
+    moved_weight: float = 0.0
+    """Of `moved_backward`, the accumulation of gradients."""
     """Of the bytes moved, those of tokens on their way to, through and back from experts."""
     routed_backward: float = 0.0
     routed_activation: float = 0.0
