@@ -24,6 +24,7 @@ ORDER = [
     ("cost",),
     ("estimate",),
     ("space",),
+    ("aim",),
     ("plan",),
     ("search",),
     ("capture",),

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from hpsearch import __version__
+from hpsearch.cli.aim import aim_command
 from hpsearch.cli.calibrate import calibrate_command
 from hpsearch.cli.clusters import clusters_command
 from hpsearch.cli.estimate import estimate_command
@@ -48,6 +49,7 @@ def _options(
 
 app.command("plan")(plan_command)
 app.command("search")(search_command)
+app.command("aim")(aim_command)
 app.command("rules")(rules_command)
 app.command("estimate")(estimate_command)
 app.command("explain")(explain_command)

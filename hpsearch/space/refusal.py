@@ -74,12 +74,14 @@ def _leanest(prices: Prices) -> list[tuple[Memory, ParallelLayout]]:
     """Of every inside the outside with the least states; of these the `LEANEST` with the least, in full."""
     space, rules = prices.space, Rules()
     guesses: list[tuple[float, int, Row]] = []
-    insides = list(space.insides(rules))
-    fewest = min(inside.micro_batch for inside in insides)
-    for inside in (one for one in insides if one.micro_batch == fewest):
+    fewest = 0
+    for inside in sorted(space.insides(rules), key=lambda one: one.micro_batch):
+        if fewest and inside.micro_batch > fewest:
+            break
         rows = space.outsides(inside, rules).tolist()
         if not rows:
             continue
+        fewest = inside.micro_batch
         number = prices.numbers[inside] if inside in prices.numbers else prices.price(inside)
         table = prices.table(number, (1, 1, 1, 1, 0, 0))
         for row in rows:

@@ -1,0 +1,8 @@
+"""What a layout is wanted for, other than the shortest step: objectives over stated values, each with its proof."""
+
+from hpsearch.aim.aim import DIMENSIONS, Aim
+from hpsearch.aim.front import Front, Point, front, ranked
+from hpsearch.aim.price import Tariff
+from hpsearch.aim.reach import Reached, Verdict, reach
+
+__all__ = ["DIMENSIONS", "Aim", "Front", "Point", "Reached", "Tariff", "Verdict", "front", "ranked", "reach"]

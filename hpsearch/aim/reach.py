@@ -1,0 +1,130 @@
+"""`reach`: the value and layout that serve an aim best, and what is proven about all other values stated.
+
+Nothing here takes a step for longer on fewer devices, or shorter with fewer rows: neither is proven, since degrees must
+divide. So every stated value has a bound of its own; values are looked at in the order of the best they may be, until
+none that is left can be better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpsearch.aim.aim import Aim
+from hpsearch.errors import HpsearchError, InfeasibleError, LegalityError
+from hpsearch.space import Found, Space, best
+from hpsearch.space.prices import Prices
+from hpsearch.space.rules import Rules
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known about one value."""
+
+    value: int
+    bound_s: float
+    """No step takes less with it; inf: no layout is legal or fits."""
+    step_s: float
+    """The best found; inf: none, or not looked for."""
+    limit_s: float
+    is_searched: bool
+    why: str = ""
+    """Where there is no layout: what the search said."""
+
+    @property
+    def keeps(self) -> bool:
+        return self.step_s <= self.limit_s and self.step_s < NEVER
+
+    @property
+    def is_excluded(self) -> bool:
+        """Proven: no layout keeps the limit."""
+        return self.bound_s > self.limit_s or self.bound_s == NEVER
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The answer to an aim."""
+
+    aim: Aim
+    value: int
+    space: Space
+    found: Found
+    score: float
+    bound: float
+    """No layout with any of the values stated has a lower score."""
+    verdicts: tuple[Verdict, ...]
+    """Of every value stated, in order."""
+
+    @property
+    def gap(self) -> float:
+        return (self.score - self.bound) / abs(self.score) if self.score else 0.0
+
+
+def reach(aim: Aim, *, gap: float = 0.0) -> Reached:
+    """The best value, with its best layout. `gap`: of each search.
+
+    Raises InfeasibleError where no value keeps the limit, or what the search says where there is one value only.
+    """
+    floors = {value: floor_s(aim.at(value)) for value in aim.values}
+    order = sorted(floors, key=lambda value: (aim.score(value, floors[value]), value))
+    known, answers = dict[int, Verdict](), dict[int, Found]()
+    winner: int | None = None
+    lowest = NEVER
+    for value in order:
+        limit_s, bound_s = aim.limit_s(value), floors[value]
+        if bound_s > limit_s or aim.score(value, bound_s) >= lowest or bound_s == NEVER:
+            why = "no legal layout" if bound_s == NEVER else ""
+            known[value] = Verdict(value, bound_s, NEVER, limit_s, is_searched=False, why=why)
+            continue
+        known[value] = _looked(aim, value, gap, answers)
+        if known[value].keeps and aim.score(value, known[value].step_s) < lowest:
+            winner, lowest = value, aim.score(value, known[value].step_s)
+    if winner is None:
+        raise _none(aim, known)
+    least = min((aim.score(v, one.bound_s) for v, one in known.items() if not one.is_excluded), default=lowest)
+    told = tuple(known[value] for value in aim.values)
+    return Reached(aim, winner, aim.at(winner), answers[winner], lowest, min(least, lowest), told)
+
+
+def _looked(aim: Aim, value: int, gap: float, answers: dict[int, Found]) -> Verdict:
+    limit_s = aim.limit_s(value)
+    try:
+        found = best(aim.at(value), gap=gap)
+    except (InfeasibleError, LegalityError) as error:
+        if len(aim.values) == 1:
+            raise
+        return Verdict(value, NEVER, NEVER, limit_s, is_searched=True, why=str(error))
+    answers[value] = found
+    return Verdict(value, found.certificate.bound_s, found.best.step_s, limit_s, is_searched=True)
+
+
+def floor_s(space: Space) -> float:
+    """Seconds that no layout of a space is below: all its micro-batches spread evenly over all devices, the quickest
+    inside of all. inf: none is legal."""
+    rules, prices, least = Rules(), Prices(space), NEVER
+    outsides = dict[tuple[int, ...], bool]()
+    for inside in space.insides(rules):
+        key = (inside.tp, inside.cp, inside.ep, inside.etp, inside.micro_batch)
+        if key not in outsides:
+            outsides[key] = len(space.outsides(inside, rules)) > 0
+        if outsides[key]:
+            least = min(least, prices.spread_s(prices.price(inside)))
+    return least
+
+
+def _none(aim: Aim, known: dict[int, Verdict]) -> HpsearchError:
+    """No value keeps the limit: the one that comes nearest, and by how much."""
+    what, values = aim.dimension or "devices", ", ".join(map(str, aim.values))
+    nearest = min(known.values(), key=lambda one: (min(one.step_s, one.bound_s) / one.limit_s, one.value))
+    if nearest.bound_s == NEVER:
+        return InfeasibleError(
+            f"objective {aim.kind}", f"expected a layout with {what} of {values}, but none fits",
+            f"With {nearest.value}: {nearest.why}",
+        )  # fmt: skip
+    least = nearest.step_s if nearest.step_s < NEVER else nearest.bound_s
+    return InfeasibleError(
+        f"objective {aim.kind}", f"expected a step of at most {nearest.limit_s:.4g} s with {what} of {values}, but the "
+        f"nearest, {nearest.value}, takes {'' if nearest.step_s < NEVER else 'at least '}{least:.4g} s",
+        f"State more {what.replace('_', ' ')}, or a longer step.",
+    )  # fmt: skip
