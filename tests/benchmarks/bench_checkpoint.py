@@ -72,7 +72,7 @@ def main() -> None:
     ratios = sorted(b / a for a, b in zip(before, behind, strict=True))
     lines = [
         "# Saving a checkpoint", "", described("torch"), "", " ".join(__doc__.split("\n\n")[2].split()), "",
-        "| bytes | a save, s | behind training, s | ratio of medians | ratios of pairs | two steps and the writing, s |",
+        "| bytes | a save, s | behind training, s | ratio of medians | ratios of pairs | all of it with two steps, s |",
         "|---|---|---|---|---|---|",
         f"| {size / 1e6:.0f} MB | {statistics.median(before):.2f} | {statistics.median(behind):.3f} | "
         f"{statistics.median(behind) / statistics.median(before):.3f} | {ratios[0]:.3f} to {ratios[-1]:.3f} | "
