@@ -82,6 +82,8 @@ class ParallelLayout:
     overlap_ep: bool = False
     dedup: bool = False
     """Expert dispatch sends a token once to each domain, and arranges tokens by expert as it sends."""
+    imbalance: float = 1.0
+    """Tokens of the expert rank that has most, over the average of its group: the others wait for it."""
     graphed: frozenset[str] = frozenset()
     """Blocks whose kernels are captured and issued as one: attention, mlp, mamba, router; all: the whole step."""
     lora: bool = False

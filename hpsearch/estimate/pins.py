@@ -66,7 +66,7 @@ def layout_of(
         fused=reader.flag("fused", True), dropout=reader.flag("dropout", False),
         dedup=reader.flag("dedup", True, told=False), lora=reader.flag("lora", False),
         graphed=frozenset(reader.words("graphed", "none", (*GRAPHED, "none"), told=False)) - {"none"},
-        offload_share=reader.share("offload"),
+        offload_share=reader.share("offload"), imbalance=reader.ratio("imbalance"),
         overlap_grad_reduce="grad_reduce" in overlap, overlap_param_gather="param_gather" in overlap,
         overlap_tp="tp" in overlap, overlap_ep="ep" in overlap,
     )  # fmt: skip
@@ -77,7 +77,7 @@ NAMES = (
     "tp", "pp", "cp", "ep", "etp", "vpp", "dp_shard", "dp_replicate", "zero", "micro_batch", "micro_batches",
     "schedule", "sp",
     "cp_kind", "recompute", "precision", "optimizer", "moment_bytes", "grad_bytes", "overlap", "flash", "fused",
-    "dropout", "dedup", "graphed", "lora", "offload",
+    "dropout", "dedup", "graphed", "lora", "offload", "imbalance",
 )  # fmt: skip
 
 
@@ -125,6 +125,9 @@ class _Pins:
             str(self.read(name, default, parse, f"one of {', '.join(legal)}, or several joined by +", told)).split("+")
         )
 
+    def ratio(self, name: str) -> float:
+        return float(self.read(name, 1.0, _ratio, "a number of at least 1", told=False))
+
     def share(self, name: str) -> float:
         return float(self.read(name, 0.0, _share, "a share between 0 and 1", told=False))
 
@@ -135,6 +138,13 @@ _FLAGS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no"
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
+        raise ValueError
+    return value
+
+
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 1 <= value < float("inf"):
         raise ValueError
     return value
 
