@@ -4,5 +4,23 @@ from hpsearch.aim.aim import DIMENSIONS, Aim
 from hpsearch.aim.front import Front, Point, front, ranked
 from hpsearch.aim.price import Tariff
 from hpsearch.aim.reach import Reached, Verdict, reach
+from hpsearch.aim.vary import Steadiness, Tie, steadiness, steady, ties, worst
 
-__all__ = ["DIMENSIONS", "Aim", "Front", "Point", "Reached", "Tariff", "Verdict", "front", "ranked", "reach"]
+__all__ = [
+    "DIMENSIONS",
+    "Aim",
+    "Front",
+    "Point",
+    "Reached",
+    "Steadiness",
+    "Tariff",
+    "Tie",
+    "Verdict",
+    "front",
+    "ranked",
+    "reach",
+    "steadiness",
+    "steady",
+    "ties",
+    "worst",
+]

@@ -17,12 +17,13 @@ from typing import Any
 
 from hpsearch.aim.narrow import OnePass
 from hpsearch.aim.price import Tariff
+from hpsearch.aim.vary import worst
 from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
 from hpsearch.space import Space
 
 DIMENSIONS = {
-    "time": "", "rate": "devices", "cost": "devices", "energy": "devices", "devices": "devices",
+    "time": "", "robust": "", "rate": "devices", "cost": "devices", "energy": "devices", "devices": "devices",
     "batch": "global_batch", "sequence": "seq_len",
 }  # fmt: skip
 """Objective → what it varies."""
@@ -42,6 +43,8 @@ class Aim:
     least_tokens_per_s: float = 0.0
     tariff: Tariff | None = None
     """What a device costs; for cost and energy."""
+    imbalance: float = 1.0
+    """Of experts at worst: tokens of the fullest rank over the average; for robust."""
 
     def __post_init__(self) -> None:
         if self.kind not in DIMENSIONS:
@@ -79,6 +82,8 @@ class Aim:
 
         Micro-batches add up: without a limit any batch would fit. So the largest batch is then one of one pass.
         """
+        if self.kind == "robust":
+            return worst(self.space, imbalance=self.imbalance)
         if self.dimension == "devices":
             return replace(self.space, cluster=self.clusters[value])
         if self.dimension:
@@ -96,7 +101,7 @@ class Aim:
 
     def score(self, value: int, step_s: float) -> float:
         """What is made small; grows with `step_s`, or does not depend on it."""
-        if self.kind == "time":
+        if not self.dimension:
             return step_s
         if self.kind == "rate":
             return value * step_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from hpsearch.aim.front import Ranked
 from hpsearch.aim.narrow import OnePass
 from hpsearch.aim.over import FARTHEST, counts, multiples, stated
 from hpsearch.aim.price import MEASURES, tariff_of
+from hpsearch.aim.vary import SHARE, steadiness, steady, ties
 from hpsearch.cli.estimate import pins_of
 from hpsearch.cli.machine import load_machine
 from hpsearch.cli.model import load_graph
@@ -51,6 +53,10 @@ def aim_command(
     price: Annotated[
         str | None, typer.Option(help="Of a device: '2.5 USD/h' for cost, '700 W' for energy; else the cluster's own.")
     ] = None,
+    imbalance: Annotated[
+        float, typer.Option(min=1, help="For robust: tokens of the fullest expert rank over the average, at worst.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="For robust: of the simulations with other prices.")] = 0,
     top: Annotated[int, typer.Option(metavar="K", min=1, help="Points of the front, or plans, that are shown.")] = 10,
     fix: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="As in `hpsearch search`.")] = None,
     precision: Annotated[str, typer.Option(help=f"Of matmuls: {', '.join(PRECISIONS)}.")] = "bf16",
@@ -78,7 +84,10 @@ def aim_command(
     clusters = {n: load_machine(cluster, n) for n in values} if varied == "devices" else {}
     limit_s = float("inf") if step_below is None else step_below
     tariff = tariff_of(objective, price, machine) if objective in MEASURES else None
-    at, found = answer(Aim(objective, space, values, clusters, limit_s, tokens_per_second or 0.0, tariff), gap=gap)
+    aim = Aim(objective, space, values, clusters, limit_s, tokens_per_second or 0.0, tariff, imbalance)
+    at, found = answer(aim, gap=gap)
+    if objective == "robust":
+        show_steadiness(space, found, imbalance, seed)
     if output is not None:
         save(layout_file(at, found), output)
         show(Text(f"Written to {output}."))
@@ -102,7 +111,7 @@ def answer(aim: Aim, *, gap: float) -> tuple[Space, Found]:
              f"{space.base.seq_len} tokens: {in_words(layout)}"),
         Text(f"A step takes {units.seconds(found.found.best.step_s)}: {tokens:,.0f} tokens/s, "
              f"{tokens / space.devices:,.0f} a device; {units.size(memory(space.shape, layout).peak_bytes)} a device."),
-        _verdicts(found), Text(_proof(found)),
+        *([_verdicts(found)] if aim.dimension else []), Text(_proof(found)),
     )  # fmt: skip
     return space, found.found
 
@@ -143,7 +152,7 @@ def _proof(found: Reached) -> str:
     aim, values = found.aim, ", ".join(map(str, found.aim.values))
     what = {
         "rate": "no more tokens/s a device", "cost": "no lower price of a step", "energy": "no less energy for a step",
-        "devices": "no fewer devices keep the limit", "batch": "no larger batch", "sequence": "no longer sequence",
+        "robust": "no shorter step at the worst prices", "devices": "no fewer devices keep the limit", "batch": "no larger batch", "sequence": "no longer sequence",
     }.get(aim.kind, "no shorter step")  # fmt: skip
     how = "" if found.gap <= 0 else f" (gap {found.gap:.2%})"
     one_pass = " of one micro-batch (without a limit any batch fits: micro-batches add up)"
@@ -164,6 +173,29 @@ def show_list(kind: str, space: Space, most: int, *, gap: float) -> None:
             plans = ranked(space, most, gap=gap)
             shown = _plans(space, plans), Text("Proven: no mesh that is not above a line has a layout below its bound.")
     show(*shown)
+
+
+def show_steadiness(space: Space, found: Found, imbalance: float, seed: int) -> None:
+    """How the plan stands when prices are off, and which plans are not told apart from it."""
+    layout = replace(found.best.layout, imbalance=space.base.imbalance)
+    now = steadiness(space, layout, seed=seed)
+    said = [
+        f"That is with every price {SHARE:.0%} above the tables"
+        + (f", and {imbalance:.4g} times the average tokens on one expert rank." if imbalance > 1 else "."),
+        f"{now.draws:,} simulations with every price off by up to {SHARE:.0%}, each on its own (seed {now.seed}): "
+        f"{units.seconds(now.least_s)} to {units.seconds(now.most_s)}, {now.inside:.1%} of them in the plan's band, "
+        f"{units.seconds(now.low_s)} to {units.seconds(now.high_s)}.",
+    ]
+    near = [one for one in ties(space, found, seed=seed) if one.is_open or one.is_near]
+    said += [
+        f"{'Not told apart' if one.is_open else 'Nearly as fast'}: {in_words(one.choice.layout)}, {one.slower:.1%} "
+        f"slower at the worst, and slower in {one.beaten:.0%} of the same simulations."
+        for one in near
+    ]
+    simple = steady(found, near)
+    if simple is not found.best:
+        said.append(f"The simplest of these is chosen: {in_words(simple.layout)}.")
+    show(Text("\n".join(said)))
 
 
 FRONT_STEP = 0.05
