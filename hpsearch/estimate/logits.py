@@ -23,3 +23,8 @@ def logit_bytes(layout: ParallelLayout) -> float:
     if layout.fsdp and layout.loss_kernel:
         return KERNEL
     return EAGER if layout.tp == 1 else GATHERED
+
+
+LOSS, LOSS_BY_OPS, LOSS_TORCH = (14.0, 8.0, 8.0, 6.0), (38.0, 18.0, 25.0, 12.0), (20.0, 14.0, 8.0, 6.0)
+"""Bytes moved for each logit and kernels, (forward, backward, forward, backward). By ops, as Megatron-LM had it before
+2024: to fp32 6, maximum 4, subtraction 8, exponential 8, sum 4, division 8; scaled 8, to 16 bit 6, written 4."""

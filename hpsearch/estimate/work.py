@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hpsearch.estimate.experts import arranged_bytes, clamped_bytes, expert_stalls, quantised_bytes
-from hpsearch.estimate.logits import logit_bytes
+from hpsearch.estimate.logits import LOSS, LOSS_BY_OPS, LOSS_TORCH, logit_bytes
 from hpsearch.estimate.parallel import ParallelLayout
+from hpsearch.estimate.ring import ring_bytes, ring_kernels
 from hpsearch.estimate.shape import ModelShape, kind_of
 from hpsearch.estimate.softmax import softmax_is_fused
 
@@ -39,9 +40,9 @@ class Work:
     """Tokens one query attends to, on average, times local query tokens: kernels are less efficient on few."""
     moved_forward: float = 0.0
     moved_backward: float = 0.0
-    routed_forward: float = 0.0
     moved_weight: float = 0.0
     """Of `moved_backward`, the accumulation of gradients."""
+    routed_forward: float = 0.0
     """Of the bytes moved, those of tokens on their way to, through and back from experts."""
     routed_backward: float = 0.0
     routed_activation: float = 0.0
@@ -70,21 +71,22 @@ class Work:
     """Held by one device, dense."""
     expert_params: float = 0.0
 
+    def add(self, moved: tuple[float, float], kernels: tuple[float, float]) -> None:
+        """Memory-bound kernels: bytes and launches, each (forward, backward)."""
+        self.moved_forward += moved[0]
+        self.moved_backward += moved[1]
+        self.kernels_forward += kernels[0]
+        self.kernels_backward += kernels[1]
+
 
 def add_norm(work: Work, layout: ParallelLayout, width: float, tokens: float) -> None:
     """A norm over `tokens` rows; unfused: some ten element-wise kernels in fp32."""
     size = width * tokens
     if layout.fused_norm:
-        work.moved_forward += 4 * size
-        work.moved_backward += 8 * size
-        work.kernels_forward += 1
-        work.kernels_backward += 2
+        work.add((4 * size, 8 * size), (1, 2))
         extra = 0.0
     else:
-        work.moved_forward += 52 * size
-        work.moved_backward += 92 * size
-        work.kernels_forward += 6
-        work.kernels_backward += 12
+        work.add((52 * size, 92 * size), (6, 12))
         extra = 8.0
     work.saved += (2 + extra) * size
     work.saved_parts["norm"] = work.saved_parts.get("norm", 0.0) + (2 + extra) * size
@@ -200,8 +202,11 @@ def attention(shape: ModelShape, layout: ParallelLayout) -> Work:
     work.kernels_backward += rotary * (2 if layout.fused else 12) + (0 if layout.fused else 4)
     add_core(work, shape, layout, q, kv, v)
     if layout.cp > 1:
-        work.cp_bytes += 2 * tokens * (kv + (kv if shape.mla is None else v))
-        work.cp_heads_bytes += 2 * tokens * (q + kv + (kv if shape.mla is None else v) + v)
+        pairs = tokens * (kv + (kv if shape.mla is None else v))
+        work.cp_bytes += 2 * pairs
+        work.cp_heads_bytes += 2 * (tokens * (q + v) + pairs)
+        if layout.cp_kind == "ring":
+            work.add(ring_bytes(layout.cp, tokens * (q + v) / 2, pairs), ring_kernels(layout.cp))
     add_linear(work, layout, tokens, h, v)
     if layout.low_precision and not layout.lora:
         work.copies += input_bytes(layout) * v * tokens
@@ -368,10 +373,7 @@ def head(shape: ModelShape, layout: ParallelLayout) -> Work:
     work.plains.append((tokens, vocab, shape.hidden, 1.0))
     logits = tokens * (vocab if layout.fused else shape.vocab)
     loss = LOSS if layout.fused and layout.fused_loss else LOSS_BY_OPS if layout.fused else LOSS_TORCH
-    work.moved_forward += loss[0] * logits
-    work.moved_backward += loss[1] * logits
-    work.kernels_forward += loss[2]
-    work.kernels_backward += loss[3]
+    work.add((loss[0] * logits, loss[1] * logits), (loss[2], loss[3]))
     if layout.tp > 1:
         if not layout.fused:
             work.tp_forward.append(("all_gather", 2.0 * logits))
@@ -381,18 +383,10 @@ def head(shape: ModelShape, layout: ParallelLayout) -> Work:
     return work
 
 
-LOSS, LOSS_BY_OPS, LOSS_TORCH = (14.0, 8.0, 8.0, 6.0), (38.0, 18.0, 25.0, 12.0), (20.0, 14.0, 8.0, 6.0)
-"""Bytes moved for each logit and kernels, (forward, backward, forward, backward). By ops, as Megatron-LM had it before
-2024: to fp32 6, maximum 4, subtraction 8, exponential 8, sum 4, division 8; scaled 8, to 16 bit 6, written 4."""
-
-
 def embedding(shape: ModelShape, layout: ParallelLayout) -> Work:
     work = Work()
     size = shape.hidden * float(layout.tokens)
-    work.moved_forward += 6 * size
-    work.moved_backward += 8 * size
-    work.kernels_forward += 3
-    work.kernels_backward += 3
+    work.add((6 * size, 8 * size), (3, 3))
     if layout.tp > 1:
         work.tp_forward.append(("reduce_scatter" if layout.sp else "all_reduce", 2.0 * size))
         if layout.sp:
