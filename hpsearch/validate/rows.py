@@ -192,7 +192,7 @@ class _Reader:
             fused_loss=late,
             overlap_grad_reduce=bool(_flag(overlap.get("grad_reduce"), late)),
             overlap_param_gather=bool(_flag(overlap.get("param_gather"), late)),
-            overlap_tp=bool(_flag(overlap.get("tp_comm"), late)),
+            overlap_tp=bool(_flag(overlap.get("tp_comm"), late and not self._routed())),
             overlap_ep=bool(_flag(overlap.get("ep_a2a"), self._late() and row["kind"] == "moe")),
             dedup=bool(_flag(_deduplicates(extra), when >= DEDUP_YEAR)),
             graphed=self._graphed(),
@@ -235,7 +235,12 @@ class _Reader:
     def _late(self) -> bool:
         """Whether the run is one of those that capture whole iterations of experts unless they say otherwise."""
         new = generation(self.row["hardware"]["device"]) == "blackwell" and month(self.row) >= GRAPH_MONTH
-        return new and bool(self.row["model"].get("experts") or self.row["kind"] == "hybrid")
+        return new and self._routed()
+
+    def _routed(self) -> bool:
+        """Experts, or layers of other kinds. Recipes of such models leave the overlap of tensor parallelism off
+        (Megatron Bridge: `CommOverlapConfig(tp_comm_overlap=False)`)."""
+        return bool(self.row["model"].get("experts")) or self.row["kind"] == "hybrid"
 
     def _zero(self, when: int, sharded: bool) -> int:
         stage = self.row["parallel"].get("zero_stage")

@@ -226,6 +226,17 @@ def test_what_a_row_does_not_say_is_filled_and_listed(rows: list[Any]) -> None:
     assert refused == "layout: tp is not given"
 
 
+def test_tensor_parallelism_overlaps_in_dense_models_alone(rows: list[Any]) -> None:
+    """Unless the row says otherwise: recipes of expert models leave it off."""
+    dense = next(r for r in rows if scored(r) and r["family"] == "nvidia-megatron-bridge" and r["kind"] == "dense")
+    experts = next(r for r in rows if scored(r) and r["family"] == "nvidia-megatron-bridge" and r["kind"] == "moe")
+    for row, overlaps in ((dense, True), (experts, False)):
+        found = cased(changed(row, "parallel", overlap=None))
+        stated = cased(changed(row, "parallel", overlap={"tp_comm": not overlaps}))
+        assert isinstance(found, Case) and isinstance(stated, Case)
+        assert (found.layout.overlap_tp, stated.layout.overlap_tp) == (overlaps, not overlaps)
+
+
 def test_recompute_words(rows: list[Any]) -> None:
     row = next(r for r in rows if r["family"] == "korthikanti-2022" and scored(r))
     for stated, kind in (("none", "none"), ("full (every layer)", "full"), ("selective: core_attn, mlp", "selective")):
