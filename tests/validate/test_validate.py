@@ -233,7 +233,8 @@ def test_tensor_parallelism_overlaps_in_dense_models_alone(rows: list[Any]) -> N
     for row, overlaps in ((dense, True), (experts, False)):
         found = cased(changed(row, "parallel", overlap=None))
         stated = cased(changed(row, "parallel", overlap={"tp_comm": not overlaps}))
-        assert isinstance(found, Case) and isinstance(stated, Case)
+        assert isinstance(found, Case)
+        assert isinstance(stated, Case)
         assert (found.layout.overlap_tp, stated.layout.overlap_tp) == (overlaps, not overlaps)
 
 
