@@ -19,6 +19,11 @@ One grammar for every message: *subject*: what was expected, but what was found,
 from __future__ import annotations
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 device`, `2 micro-batches`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
 class HpsearchError(Exception):
     """A failure with three parts, printed as one sentence a user can act on."""
 

@@ -10,12 +10,13 @@ INTERRUPTED = 130
 
 
 def main() -> NoReturn:
-    """The console script: imports and runs a command, and exits with its code; silently with 130 after Ctrl-C."""
+    """The console script: imports and runs a command, and exits with its code; 130 after Ctrl-C."""
     try:
         from hpsearch.cli.app import run
 
         run()
     except KeyboardInterrupt:
+        print("hpsearch: interrupted.", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 

@@ -14,7 +14,7 @@ from hpsearch.cli.model import load_graph
 from hpsearch.cli.options import ClusterName, Devices, GlobalBatch, Model, SeqLen
 from hpsearch.cli.screen import progress_bar, show
 from hpsearch.cluster import Cluster
-from hpsearch.errors import LegalityError, PlanError
+from hpsearch.errors import LegalityError, PlanError, counted
 from hpsearch.estimate import Estimate, ModelShape, ParallelLayout, estimate, shape_of_graph
 from hpsearch.estimate.band import STATED
 from hpsearch.estimate.flops import utilisation
@@ -51,6 +51,9 @@ def estimate_command(
     with progress_bar(f"capturing {model}"):
         graph = load_graph(model, seq_len, "bf16")
     shape = shape_of_graph(graph)
+    if layout is not None and (told := load(layout).question).parameters != shape.total_params:
+        problem = f"expected {told.parameters} parameters, those of {told.model}, but {shape.name} has"
+        raise PlanError(str(layout), f"{problem} {shape.total_params}", "Search again for this model.")
     check_shape(shape, pinned.layout)
     found = estimate(shape, pinned.layout, machine)
     show(
@@ -92,9 +95,9 @@ def _headline(shape: ModelShape, layout: ParallelLayout, machine: Cluster) -> st
     words = " ".join(f"{name}={value}" for name, value in degrees if value > 1)
     return (
         f"{shape.name} ({units.count(shape.total_params)} parameters, {units.count(shape.active_params)} for a token) "
-        f"on {layout.devices} devices of {machine.name} ({machine.device.name}): {words + ' ' if words else ''}"
-        f"dp={layout.dp}, ZeRO-{layout.zero}, {layout.micro_batches} micro-batches of {layout.micro_batch} rows, "
-        f"{layout.precision}."
+        f"on {counted(layout.devices, 'device')} of {machine.name} ({machine.device.name}): "
+        f"{words + ' ' if words else ''}dp={layout.dp}, ZeRO-{layout.zero}, "
+        f"{counted(layout.micro_batches, 'micro-batch')} of {counted(layout.micro_batch, 'row')}, {layout.precision}."
     )
 
 

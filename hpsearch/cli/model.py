@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from hpsearch.errors import CaptureError
+from hpsearch.errors import CaptureError, HpsearchError
 from hpsearch.graph import ModelGraph, store
 
 CALLABLE = "a function of no argument, or of seq_len, that returns (model, batch) or (model, batch, loss)"
@@ -46,12 +48,41 @@ def _of_callable(spec: str, seq_len: int, recipe: str) -> ModelGraph:
 
     build = _find(spec)
     arguments = {"seq_len": seq_len} if "seq_len" in inspect.signature(build).parameters else {}
-    with torch.device("meta"):
+    with _Theirs(spec, "called"), torch.device("meta"):
         built = build(**arguments)
     if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], torch.nn.Module):
         raise CaptureError(spec, f"expected {CALLABLE}, but it returned {type(built).__name__}", "Return such a tuple.")
     model, batch, *loss = built
     return capture(model, batch, loss=loss[0] if loss else None, recipe=recipe).graph
+
+
+@dataclass(frozen=True)
+class _Theirs:
+    """Around code of the user's, which may raise anything: one message, with their line and the cause chained."""
+
+    spec: str
+    done: str
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, (HpsearchError, typer.BadParameter)):
+            return
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        problem = f"expected {CALLABLE}, but {said} ({at.filename}, line {at.lineno}) when it was {self.done}"
+        remedy = "Call it under torch.device('meta') in Python to see where it fails."
+        raise CaptureError(self.spec, problem, remedy) from error
+
+
+def _module(name: str) -> Any:
+    """Wrong usage where there is none of this name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise
+        raise typer.BadParameter(f"no module named {error.name}.", param_hint="--model") from None
 
 
 def _find(spec: str) -> Callable[..., Any]:
@@ -60,11 +91,8 @@ def _find(spec: str) -> Callable[..., Any]:
         raise typer.BadParameter(f"expected module:callable, but got {spec!r}.", param_hint="--model")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise
-        raise typer.BadParameter(f"no module named {error.name}.", param_hint="--model") from None
+        with _Theirs(spec, "imported"):
+            found = _module(module_name)
     finally:
         sys.path.pop(0)
     for part in name.split("."):

@@ -6,23 +6,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import inf, isfinite
 
+from hpsearch.cluster.check_device import device_wrong
 from hpsearch.cluster.curve import bus_factor
-from hpsearch.cluster.device import ITEM_BYTES
 from hpsearch.cluster.efficiency import NAMES
+from hpsearch.cluster.plausible import FRACTION, Path, not_growing, number_wrong, numbers_wrong, unit_wrong
 from hpsearch.cluster.rates import rates_beside_peaks
-from hpsearch.cluster.schema import ClusterFile, CurveEntry, DeviceEntry, Number, Numbers, TierEntry
-from hpsearch.cluster.units import LINKS, UNITS, Complaint, check_range, in_unit
+from hpsearch.cluster.schema import ClusterFile, CurveEntry, Number, Numbers, TierEntry
+from hpsearch.cluster.units import LINKS, UNITS, Complaint, in_unit
 
-Path = tuple[str | int, ...]
-
-_BALANCE = (0.5, 5000.0)
-"""FLOPs a device can do per byte it can load, for its fastest dtype: 1 for old CPUs, 600 for 2025's accelerators."""
-_PEAK = (1e8, 1e17)
-_MEMORY_BANDWIDTH = (1e8, 1e14)
-_MEMORY = (2.0**27, 4e12)
-_HOST = (1e8, 2e12)
-_LAUNCH = (1e-9, 1e-3)
-_COLLECTIVE_LAUNCH = (0.0, 20e-3)
 _CHANNEL = (1e8, 2e12)
 _HOP = (1e-8, 1e-3)
 _WINDOW = (2.0**10, 2.0**32)
@@ -34,12 +25,7 @@ _SWITCH_FIELDS = {
     "window": ("size", _WINDOW, "the bytes in flight of one domain"),
     "members": ("count", _MEMBERS, "ranks of one domain"),
 }
-_FRACTION = (0.01, 1.0)
-_SHARE = (0.0, 1.0)
-_MATMUL_RATE = (1e5, 1e17)
 _TIME = (1e-7, 3600.0)
-_ARRIVAL = (0.0, 1.0)
-_STREAM_TIME = (1e-9, 100.0)
 _EFFICIENCY = {"factor": (0.1, 10.0), "time": (1e-8, 60.0)}
 _BUS_SHARE = (0.001, 1.6)
 """Bus bandwidth of a measured curve by the bandwidth of its link; above 1 where switches reduce in flight."""
@@ -51,7 +37,7 @@ _OUTER_SHARE = 1.5
 def complaints(entry: ClusterFile) -> list[Complaint]:
     """Everything wrong with the file; empty when it can be believed."""
     found = list(_sources(entry))
-    found += _device(entry.device)
+    found += device_wrong(entry.device)
     found += _efficiency(entry)
     for index, tier in enumerate(entry.tiers):
         inner = entry.tiers[index - 1].size.value if index else 1.0
@@ -61,50 +47,6 @@ def complaints(entry: ClusterFile) -> list[Complaint]:
         found += _tiers_together(entry)
         found += rates_beside_peaks(entry.device)
     return found
-
-
-def _number(path: Path, number: Number, dimension: str, allowed: tuple[float, float], what: str) -> Iterator[Complaint]:
-    """The unit is of the right dimension; the value is finite, positive and plausible."""
-    wrong = _unit(path, number.unit, dimension)
-    if wrong:
-        yield wrong
-        return
-    yield from _finite(path, number.value, allowed[0] > 0)
-    if isfinite(number.value) and (number.value > 0 or allowed[0] == 0):
-        complaint = check_range(path, number.value, number.unit, dimension, allowed, what)
-        if complaint:
-            yield complaint
-
-
-def _numbers(
-    path: Path, numbers: Numbers, count: int, dimension: str, allowed: tuple[float, float], what: str
-) -> Iterator[Complaint]:
-    """As many values as the table has points, each plausible; the first that is not is told."""
-    if len(numbers.values) != count:
-        yield Complaint(path, f"expected {count} values, one a point, but found {len(numbers.values)}", "Complete it.")
-        return
-    for value in numbers.values:
-        one = Number(value=value, unit=numbers.unit, kind=numbers.kind, source=numbers.source)
-        wrong = list(_number(path, one, dimension, allowed, what))
-        if wrong:
-            yield wrong[0]
-            return
-
-
-def _unit(path: Path, unit: str, dimension: str) -> Complaint | None:
-    if unit in UNITS[dimension]:
-        return None
-    known = ", ".join(UNITS[dimension])
-    other = next((name for name, units in UNITS.items() if unit in units), "")
-    found = f"{unit!r}, a unit of {other}" if other else repr(unit)
-    return Complaint((*path, "unit"), f"expected a unit of {dimension} ({known}), but found {found}", "Write the unit.")
-
-
-def _finite(path: Path, value: float, positive: bool) -> Iterator[Complaint]:
-    if not isfinite(value):
-        yield Complaint(path, f"expected a finite number, but found {value}", "Write the number that was measured.")
-    elif value < 0 or (positive and value == 0):
-        yield Complaint(path, f"expected a positive number, but found {value:g}", "Write the number that was measured.")
 
 
 def _sources(entry: ClusterFile) -> Iterator[Complaint]:
@@ -149,42 +91,6 @@ def _all_numbers(entry: ClusterFile) -> Iterator[tuple[Path, Number | Numbers]]:
                     yield ("tiers", i, "collectives", j, name), value
 
 
-def _device(device: DeviceEntry) -> Iterator[Complaint]:
-    at: Path = ("device",)
-    before = [
-        *_number((*at, "memory"), device.memory, "size", _MEMORY, "a device's memory"),
-        *_number((*at, "memory_bandwidth"), device.memory_bandwidth, "bandwidth", _MEMORY_BANDWIDTH, "device memory"),
-        *_number((*at, "launch"), device.launch, "time", _LAUNCH, "one kernel's fixed time"),
-        *_number(
-            (*at, "collective_launch"), device.collective_launch, "time", _COLLECTIVE_LAUNCH, "a collective's start"
-        ),
-    ]
-    for name in ("memory_efficiency", "matmul_efficiency", "attention_efficiency"):
-        number = getattr(device, name)
-        if number is not None:
-            before += _number((*at, name), number, "fraction", _FRACTION, "an efficiency")
-    before += _number((*at, "overlap_efficiency"), device.overlap_efficiency, "fraction", _SHARE, "a share")
-    if device.arrival is not None:
-        before += _number((*at, "arrival"), device.arrival, "time", _ARRIVAL, "ranks' coming late")
-    if device.host_bandwidth is not None:
-        before += _number((*at, "host_bandwidth"), device.host_bandwidth, "bandwidth", _HOST, "the link to the host")
-    before += _peaks(device)
-    yield from before
-    if not before:
-        yield from _balance(device)
-    for i, table in enumerate(device.matmul):
-        if table.dtype not in device.peak:
-            known = ", ".join(device.peak)
-            problem = f"expected a dtype of [device.peak] ({known}), but found {table.dtype!r}"
-            yield Complaint((*at, "matmul", i, "dtype"), problem, "Add its peak.")
-        yield from _growing((*at, "matmul", i, "m"), table.m)
-        yield from _numbers((*at, "matmul", i, "rate"), table.rate, len(table.m), "rate", _MATMUL_RATE, "a matmul")
-    if device.stream:
-        yield from _growing((*at, "stream", "nbytes"), device.stream.nbytes)
-        count = len(device.stream.nbytes)
-        yield from _numbers((*at, "stream", "time"), device.stream.time, count, "time", _STREAM_TIME, "one kernel")
-
-
 def _efficiency(entry: ClusterFile) -> Iterator[Complaint]:
     """Numbers of the cost model, by its names; factors near one, seconds of the host."""
     for name, number in entry.efficiency.items():
@@ -193,48 +99,14 @@ def _efficiency(entry: ClusterFile) -> Iterator[Complaint]:
             yield Complaint(at, f"expected one of {', '.join(NAMES)}, but found {name!r}", "Correct the name.")
             continue
         dimension = "time" if name.endswith("_s") else "factor"
-        yield from _number(at, number, dimension, _EFFICIENCY[dimension], "an efficiency")
+        yield from number_wrong(at, number, dimension, _EFFICIENCY[dimension], "an efficiency")
         if not 0 <= number.error < inf:
             problem = f"expected a standard error of 0 or more, but found {number.error:g}"
             yield Complaint((*at, "error"), problem, "Write the error of the log.")
 
 
-def _peaks(device: DeviceEntry) -> Iterator[Complaint]:
-    if not device.peak:
-        yield Complaint(
-            ("device", "peak"), "expected a peak for at least one dtype, but found none", "Add bfloat16 = …."
-        )
-    for dtype, peak in device.peak.items():
-        if dtype not in ITEM_BYTES:
-            known = ", ".join(ITEM_BYTES)
-            yield Complaint(("device", "peak", dtype), f"expected a dtype of torch ({known}), but found {dtype!r}", "")
-        yield from _number(("device", "peak", dtype), peak, "rate", _PEAK, "a device's peak")
-
-
-def _balance(device: DeviceEntry) -> Iterator[Complaint]:
-    """Peak and memory bandwidth belong to one device: 989 GFLOP/s beside 3.35 TB/s does not."""
-    dtype, peak = max(device.peak.items(), key=lambda item: item[1].value * UNITS["rate"][item[1].unit])
-    flops = peak.value * UNITS["rate"][peak.unit]
-    bandwidth = device.memory_bandwidth.value * UNITS["bandwidth"][device.memory_bandwidth.unit]
-    if _BALANCE[0] <= flops / bandwidth <= _BALANCE[1]:
-        return
-    path: Path = ("device", "memory_bandwidth")
-    number = device.memory_bandwidth
-    if flops / bandwidth < _BALANCE[0]:
-        path, number = ("device", "peak", dtype), peak
-    larger = {"GFLOP/s": "TFLOP/s", "FLOP/s": "GFLOP/s", "GB/s": "TB/s", "MB/s": "GB/s", "Gbit/s": "GB/s"}
-    unit = larger.get(number.unit)
-    value = f"{number.value:g}"
-    yield Complaint(
-        path,
-        f"expected {_BALANCE[0]:g} to {_BALANCE[1]:g} FLOP per byte of memory bandwidth, but found "
-        f"{in_unit('rate', flops)} beside {in_unit('bandwidth', bandwidth)}",
-        f'{value} {number.unit} looks like {value} {unit}: write unit = "{unit}".' if unit else "Check both numbers.",
-    )
-
-
 def _tier(at: Path, tier: TierEntry, inner: float) -> Iterator[Complaint]:
-    wrong = _unit((*at, "size"), tier.size.unit, "count")
+    wrong = unit_wrong((*at, "size"), tier.size.unit, "count")
     if wrong:
         yield wrong
     if tier.size.value != int(tier.size.value if isfinite(tier.size.value) else 0) or tier.size.value < 1:
@@ -248,15 +120,15 @@ def _tier(at: Path, tier: TierEntry, inner: float) -> Iterator[Complaint]:
     link = LINKS[tier.link]
     what = f"one device on {tier.link}, one direction"
     wrong_numbers = [
-        *_number((*at, "bandwidth"), tier.bandwidth, "bandwidth", link.bandwidth, what),
-        *_number((*at, "latency"), tier.latency, "time", link.latency, f"one message on {tier.link}"),
+        *number_wrong((*at, "bandwidth"), tier.bandwidth, "bandwidth", link.bandwidth, what),
+        *number_wrong((*at, "latency"), tier.latency, "time", link.latency, f"one message on {tier.link}"),
     ]
     if tier.each is not None and not wrong_numbers:
         wrong_numbers += _each(at, tier, int(inner), link.bandwidth)
     for name in ("efficiency", "pipelining"):
         number = getattr(tier, name)
         if number is not None:
-            wrong_numbers += _number((*at, name), number, "fraction", _FRACTION, "an efficiency")
+            wrong_numbers += number_wrong((*at, name), number, "fraction", FRACTION, "an efficiency")
     yield from wrong_numbers
     for i, curve in enumerate(tier.collectives):
         yield from _curve((*at, "collectives", i), curve, tier, inner if not wrong_numbers else None)
@@ -266,7 +138,7 @@ def _each(at: Path, tier: TierEntry, inner: int, allowed: tuple[float, float]) -
     """One bandwidth for each device of an inner domain; the tier's is the least of them."""
     each = tier.each
     assert each is not None
-    wrong = list(_numbers((*at, "each"), each, inner, "bandwidth", allowed, f"one device on {tier.link}"))
+    wrong = list(numbers_wrong((*at, "each"), each, inner, "bandwidth", allowed, f"one device on {tier.link}"))
     yield from wrong
     if wrong:
         return
@@ -295,11 +167,13 @@ def _crossing(at: Path, tier: TierEntry, inner: list[str]) -> Iterator[Complaint
     for j, protocol in enumerate(tier.protocols):
         for name, number in protocol:
             if isinstance(number, Number) and name.endswith("_share"):
-                yield from _number((*at, "protocols", j, name), number, "fraction", _FRACTION, "a share of the links")
+                yield from number_wrong(
+                    (*at, "protocols", j, name), number, "fraction", FRACTION, "a share of the links"
+                )
             elif name == "channel" and number is not None:
-                yield from _number((*at, "protocols", j, name), number, "bandwidth", _CHANNEL, "one ring or tree")
+                yield from number_wrong((*at, "protocols", j, name), number, "bandwidth", _CHANNEL, "one ring or tree")
             elif isinstance(number, Number):
-                yield from _number((*at, "protocols", j, name), number, "time", _HOP, "one hop of a collective")
+                yield from number_wrong((*at, "protocols", j, name), number, "time", _HOP, "one hop of a collective")
     yield from _switches(at, tier)
 
 
@@ -310,7 +184,7 @@ def _switches(at: Path, tier: TierEntry) -> Iterator[Complaint]:
         yield Complaint((*at, "switch_tree"), problem, "State them.")
     for table in ("switches", "switch_tree"):
         for name, number in getattr(tier, table) or ():
-            yield from _number((*at, table, name), number, *_SWITCH_FIELDS[name])
+            yield from number_wrong((*at, table, name), number, *_SWITCH_FIELDS[name])
 
 
 def _curve(at: Path, curve: CurveEntry, tier: TierEntry, inner: float | None) -> Iterator[Complaint]:
@@ -318,7 +192,7 @@ def _curve(at: Path, curve: CurveEntry, tier: TierEntry, inner: float | None) ->
     if len(given) != 1:
         yield Complaint(at, f"expected one of time, busbw, algbw, but found {', '.join(given) or 'none'}", "Keep one.")
         return
-    yield from _growing((*at, "nbytes"), curve.nbytes)
+    yield from not_growing((*at, "nbytes"), curve.nbytes)
     span = curve.group * curve.stride
     if span > tier.size.value:
         yield Complaint(
@@ -328,7 +202,7 @@ def _curve(at: Path, curve: CurveEntry, tier: TierEntry, inner: float | None) ->
         return
     ((name, numbers),) = given.items()
     dimension, allowed = ("time", _TIME) if name == "time" else ("bandwidth", (1.0, 1e14))
-    wrong = list(_numbers((*at, name), numbers, len(curve.nbytes), dimension, allowed, f"one {curve.op}"))
+    wrong = list(numbers_wrong((*at, name), numbers, len(curve.nbytes), dimension, allowed, f"one {curve.op}"))
     yield from wrong
     if not wrong and inner is not None:
         yield from _bus_share((*at, name), curve, numbers, dimension, tier, inner)
@@ -353,15 +227,6 @@ def _bus_share(
         f"bandwidth, but {curve.nbytes[-1]} bytes move at {in_unit('bandwidth', bus)}",
         f"Check the unit {numbers.unit!r} of the table and {tier.bandwidth.unit!r} of the link.",
     )  # fmt: skip
-
-
-def _growing(path: Path, values: tuple[int, ...]) -> Iterator[Complaint]:
-    if not values:
-        yield Complaint(path, "expected at least one point, but found none", "Remove the table or fill it.")
-    for before, after in pairwise(values):
-        if after <= before:
-            yield Complaint(path, f"expected growing values, but {after} follows {before}", "Sort the table.")
-            return
 
 
 def _tiers_together(entry: ClusterFile) -> Iterator[Complaint]:

@@ -134,6 +134,8 @@ class DeviceEntry(_Strict):
     overlap_efficiency: Number
     arrival: Number | None = None
     host_bandwidth: Number | None = None
+    host_link: str = "pcie"
+    """Kind of the link to host memory, by the names of a tier's."""
     peak: dict[str, Number]
     matmul: tuple[MatmulEntry, ...] = ()
     stream: StreamEntry | None = None

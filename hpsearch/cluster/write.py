@@ -31,6 +31,7 @@ def write(entry: ClusterFile) -> str:
 
 def _device(device: DeviceEntry) -> list[str]:
     lines = ["", "[device]", f"name = {_text(device.name)}", *_fields(device)]
+    lines += [f"host_link = {_text(device.host_link)}"] if device.host_link != "pcie" else []
     lines += ["", "[device.peak]", *(f"{_text(dtype)} = {_value(peak)}" for dtype, peak in device.peak.items())]
     for table in device.matmul:
         lines += ["", "[[device.matmul]]", f"dtype = {_text(table.dtype)}", f"n = {table.n}", f"k = {table.k}"]

@@ -68,7 +68,7 @@ def layout_of(
         graphed=frozenset(reader.words("graphed", "none", (*GRAPHED, "none"), told=False)) - {"none"},
         offload_share=reader.share("offload"), imbalance=reader.ratio("imbalance"),
         overlap_grad_reduce="grad_reduce" in overlap, overlap_param_gather="param_gather" in overlap,
-        overlap_tp="tp" in overlap, overlap_ep="ep" in overlap,
+        overlap_tp="tp" in overlap, overlap_ep="ep" in overlap, cut=reader.read("cut", (), cut_of, CUT, told=False),
     )  # fmt: skip
     return Pinned(layout, tuple(reader.assumed))
 
@@ -77,7 +77,7 @@ NAMES = (
     "tp", "pp", "cp", "ep", "etp", "vpp", "dp_shard", "dp_replicate", "zero", "micro_batch", "micro_batches",
     "schedule", "sp",
     "cp_kind", "recompute", "precision", "optimizer", "moment_bytes", "grad_bytes", "overlap", "flash", "fused",
-    "dropout", "dedup", "graphed", "lora", "offload", "imbalance",
+    "dropout", "dedup", "graphed", "lora", "offload", "cut", "imbalance",
 )  # fmt: skip
 
 
@@ -140,6 +140,17 @@ def _positive(text: str) -> int:
     if value < 1:
         raise ValueError
     return value
+
+
+CUT = "layers of each chunk joined by +, as 7+8+8+7"
+
+
+def cut_of(text: str) -> tuple[int, ...]:
+    """Layers of each chunk. ValueError: not numbers of 0 or more."""
+    found = tuple(int(word) for word in text.split("+"))
+    if min(found) < 0:
+        raise ValueError
+    return found
 
 
 def _ratio(text: str) -> float:

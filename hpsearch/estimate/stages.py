@@ -62,8 +62,9 @@ def _given(shape: ModelShape, layout: ParallelLayout) -> tuple[int, ...]:
         )  # fmt: skip
     if layout.cut and sum(layout.cut) != shape.layers:
         raise LegalityError(
-            "layout, cut", f"expected {shape.layers} layers in {layout.chunks} chunks, but found {sum(layout.cut)} in "
-            f"{layout.cut}", f"Legal: numbers that add up to {shape.layers}.",
+            "layout, cut", f"expected {shape.layers} layers in pp·vpp = {layout.pp}·{max(layout.vpp, 1)} chunks, but "
+            f"found {sum(layout.cut)} in cut = {'+'.join(map(str, layout.cut))}",
+            f"Legal: numbers that add up to {shape.layers}.",
         )  # fmt: skip
     return layout.cut
 

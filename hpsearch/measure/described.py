@@ -17,6 +17,7 @@ from hpsearch.cluster.schema import (
     StreamEntry,
     TierEntry,
 )
+from hpsearch.cluster.units import LINKS
 from hpsearch.measure.figures import CurveFigure, Figures, MatmulFigure, TierFigure
 
 _KIND = Literal["measured", "published", "specification", "fitted"]
@@ -87,6 +88,7 @@ def _device(figures: Figures) -> DeviceEntry:
         overlap_efficiency=_number(figures.overlap, "fraction"),
         arrival=_number(figures.arrival_s * 1e6, "us"),
         host_bandwidth=None if host is None else _number(host / 1e9, "GB/s"),
+        host_link="pcie" if host is None or host <= LINKS["pcie"].bandwidth[1] else "nvlink",
         peak={dtype: _number(rate / 1e9, "GFLOP/s") for dtype, rate in figures.peak.items()},
         matmul=tuple(
             MatmulEntry(dtype=t.dtype, n=t.n, k=t.k, m=t.m, rate=_numbers(t.flops_per_s, "GFLOP/s", 1e9))

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hpsearch.errors import counted
 from hpsearch.layout import Layout
 from hpsearch.plan import tables, units
 from hpsearch.plan.names import (
@@ -53,10 +54,10 @@ def in_words(plan: Plan) -> str:
     words = f"{', '.join(said)}. " if said and plan.mesh.data_axes else ""
     if plan.mesh.size("tp") > 1:
         words += _tensor_parallel_words(plan)
-    plural = "es" if job.micro_batches > 1 else ""
     words += (
-        f"A step takes {job.global_batch} rows in {job.micro_batches} micro-batch{plural} of {plan.micro_batch_rows} "
-        f"rows ({plan.micro_batch_rows / plan.mesh.num_data_ranks:g} a device), recipe {job.recipe}, {job.optimizer}. "
+        f"A step takes {counted(job.global_batch, 'row')} in {counted(job.micro_batches, 'micro-batch')} of "
+        f"{counted(plan.micro_batch_rows, 'row')} ({plan.micro_batch_rows / plan.mesh.num_data_ranks:g} a device), "
+        f"recipe {job.recipe}, {job.optimizer}. "
     )
     full = [block for block, choice in job.recompute.items() if choice == "full"]
     words += f"Activations are recomputed in backward in {', '.join(full)}. " if full else "No recomputation. "

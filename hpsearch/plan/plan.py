@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpsearch.errors import PlanError
+from hpsearch.errors import PlanError, counted
 from hpsearch.files import atomic_write
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import Layout, Mesh, MeshAxis
@@ -130,8 +130,8 @@ class Plan:
         job, predicted = self.file.job, self.file.predicted
         edited = " (edited by hand: the prediction and certificate are of the original)" if self.is_edited else ""
         return (
-            f"{self.file.model.name} on {self.file.cluster.devices} devices of {self.file.cluster.name}: {self.mesh}, "
-            f"{job.micro_batches} micro-batches of {self.micro_batch_rows} rows, "
+            f"{self.file.model.name} on {counted(self.file.cluster.devices, 'device')} of {self.file.cluster.name}: "
+            f"{self.mesh}, {counted(job.micro_batches, 'micro-batch')} of {counted(self.micro_batch_rows, 'row')}, "
             f"predicted step {predicted.step_s:.4g} s, {predicted.peak_bytes / 2**30:.3g} GiB a device{edited}"
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hpsearch.cluster import Cluster
 from hpsearch.cost import CostTable, optimizer_states
-from hpsearch.errors import InfeasibleError
+from hpsearch.errors import InfeasibleError, counted
 from hpsearch.graph import ITEM_BYTES, ModelGraph
 from hpsearch.plan import Refusal
 from hpsearch.search.fix import Fix
@@ -50,9 +50,9 @@ def why_infeasible(
     devices = -(-state_bytes // limit)
     enough = math.ceil(total / (1 - RESERVE) / 2**30 * 10) / 10
     remedy = (
-        f"At least {devices} such devices{_in_whole_nodes(devices, cluster)} hold that state before any activation; "
-        f"a device memory of {enough:.1f} GiB would be enough here. Use more devices, or a smaller global batch or "
-        "sequence."
+        f"At least {counted(devices, 'such device')}{_in_whole_nodes(devices, cluster)} hold that state before any "
+        f"activation; a device memory of {enough:.1f} GiB would be enough here. Use more devices, or a smaller "
+        "global batch or sequence."
     )
     if fix.text:
         remedy += " Without the pins it fits." if fits_without() else " Without the pins it does not fit either."
@@ -81,7 +81,7 @@ def _weight_bytes(model: ModelGraph) -> int:
 
 def _label(table: CostTable) -> str:
     again = " with recompute" if table.job.recompute else ""
-    return f"{table.mesh}, {table.job.micro_batches} micro-batches{again}"
+    return f"{table.mesh}, {counted(table.job.micro_batches, 'micro-batch')}{again}"
 
 
 def _state_bytes(table: CostTable) -> int:

@@ -41,6 +41,8 @@ class Cutting:
         """The best found, if any fits; and seconds that no cut or recompute of this layout is below, if that is proven:
         inf where none fits. Cuts that are not near `best_s` are not polished."""
         layout, layers = self.layout, self.space.shape.layers
+        if self.space.cut:
+            return self._best([self.space.cut], can_prove=True)
         if layout.pp == 1 or layout.vpp > 1:
             return self._best([layout.cut], can_prove=True)
         if comb(layers - 1, layout.pp - 1) <= MOST_CUTS:

@@ -22,7 +22,7 @@ SCHEMA = 1
 
 
 class Question(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str
     parameters: int
@@ -35,7 +35,7 @@ class Question(BaseModel):
 
 
 class Proof(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     space: str
     bound_s: float
@@ -46,7 +46,7 @@ class Proof(BaseModel):
 
 
 class LayoutFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     schema_version: int
     question: Question
@@ -77,7 +77,7 @@ def layout_file(space: Space, found: Found) -> LayoutFile:
         question=Question(
             model=space.shape.name, parameters=space.shape.total_params, cluster=space.cluster.name,
             cluster_digest=space.cluster.digest, devices=space.devices, global_batch=space.global_batch,
-            seq_len=space.base.seq_len, pins={name: list(values) for name, values in sorted(space.pins.items())},
+            seq_len=space.base.seq_len, pins=_pins(space),
         ),
         layout=told, step_s=found.best.step_s, peak_bytes=memory(space.shape, layout).peak_bytes,
         certificate=Proof(
@@ -85,6 +85,11 @@ def layout_file(space: Space, found: Found) -> LayoutFile:
             refused=list(proof.refused),
         ),
     )  # fmt: skip
+
+
+def _pins(space: Space) -> dict[str, list[Any]]:
+    cut = {"cut": space.cut} if space.cut else {}
+    return {name: list(values) for name, values in sorted({**space.pins, **cut}.items())}
 
 
 def content(file: LayoutFile) -> bytes:

@@ -8,10 +8,10 @@ from typing import Any
 from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape
-from hpsearch.estimate.pins import NAMES, check_device, layout_of
+from hpsearch.estimate.pins import CUT, NAMES, check_device, cut_of, layout_of
 from hpsearch.space.space import PINS, Space
 
-SWITCHES = tuple(name for name in NAMES if name not in (*PINS, "dp_shard", "dp_replicate", "micro_batches"))
+SWITCHES = tuple(name for name in NAMES if name not in (*PINS, "dp_shard", "dp_replicate", "micro_batches", "cut"))
 """Names that are no dimension of the space: precision, optimizer, overlap, …"""
 WORDS = ("cp_kind", "recompute")
 FLAGS = {"true": True, "false": False}
@@ -30,14 +30,21 @@ def space_of(
 
     Raises LegalityError: a name that is none, a value that is none, a precision that the device does not multiply.
     """
-    if unknown := sorted(set(pins) - set(PINS) - set(SWITCHES)):
-        raise LegalityError(f"pin {unknown[0]!r}", f"expected one of {', '.join((*PINS, *SWITCHES))}", "")
+    if unknown := sorted(set(pins) - set(PINS) - set(SWITCHES) - {"cut"}):
+        raise LegalityError(f"pin {unknown[0]!r}", f"expected one of {', '.join((*PINS, 'cut', *SWITCHES))}", "")
     switches = {"zero": "1", "micro_batch": "1", "recompute": "none", "grad_bytes": "4"}
     switches |= {name: value for name, value in pins.items() if name in SWITCHES}
     base = layout_of(switches, devices=1, global_batch=global_batch, seq_len=seq_len, precision=precision).layout
     check_device(cluster.device, base)
     dimensions = {name: _values(name, value) for name, value in pins.items() if name in PINS}
-    return Space(shape, cluster, base, dimensions)
+    return Space(shape, cluster, base, dimensions, _cut(pins["cut"]) if "cut" in pins else ())
+
+
+def _cut(text: str) -> tuple[int, ...]:
+    try:
+        return cut_of(text)
+    except ValueError:
+        raise LegalityError("pin cut", f"expected {CUT}, but got {text!r}", "Write cut=…") from None
 
 
 def _values(name: str, text: str) -> tuple[Any, ...]:

@@ -167,7 +167,7 @@ class Prices:
                 continue
             pipes = self._pipes([members[i] for i in some.tolist()], again)
             if vpp > 1:
-                sizes = sizes_of(self.space.shape, pp * vpp)
+                sizes = list(self.space.cut) or sizes_of(self.space.shape, pp * vpp)
                 more, cuts[some] = even_s(pipes, sizes, cutoff_s[some]), np.array(sizes)
             else:
                 bounds = least_s(pipes, cutoff_s[some])

@@ -4,11 +4,13 @@ fitting, with what fills it."""
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
-from hpsearch.errors import HpsearchError, InfeasibleError, LegalityError
+from hpsearch.cluster.cluster import node_size
+from hpsearch.errors import HpsearchError, InfeasibleError, LegalityError, counted
 from hpsearch.estimate import Memory, ParallelLayout, memory
-from hpsearch.estimate.memory import REMEDIES
+from hpsearch.estimate.memory import REMEDIES, RESERVE, context_bytes, states
 from hpsearch.estimate.stages import sizes_of
 from hpsearch.space.prices import Prices
 from hpsearch.space.rules import Rules
@@ -22,6 +24,9 @@ LEANEST = 64
 
 def none_is_legal(space: Space) -> HpsearchError:
     """The error to raise where the rules and pins of `space` leave nothing."""
+    if space.cut and (legal := _chunks(replace(space, cut=()))):
+        problem = f"expected as many numbers as a legal layout has chunks (pp·vpp), but got {len(space.cut)}"
+        return LegalityError("pin cut", problem, f"Legal for {_question(space)}: {_joined(legal)}.")
     pinned = [name for name in PINS if name in space.pins]
     for name in pinned:
         others = {other: values for other, values in space.pins.items() if other != name}
@@ -36,6 +41,12 @@ def none_is_legal(space: Space) -> HpsearchError:
     problem = f"expected a legal layout for {_question(space)}, but {'the pins' if pinned else 'the rules'} leave none"
     legal_alone = "; ".join(f"{name} {_joined(legal_values(free, name))}" for name in pinned)
     return InfeasibleError("search", problem, f"Legal without pins: {legal_alone}." if pinned else f"Broken: {broken}.")
+
+
+def _chunks(space: Space) -> list[int]:
+    """pp·vpp of all layouts of a space."""
+    rules = Rules()
+    return sorted({int(n) for one in space.insides(rules) for n in space.outsides(one, rules)[:, :2].prod(axis=1)})
 
 
 def legal_values(space: Space, name: str) -> list[Any]:
@@ -63,11 +74,33 @@ def none_fits(prices: Prices) -> InfeasibleError:
     names = ("tp", "cp", "pp", "dp", "ep", "zero", "micro_batch", "recompute")
     degrees = ", ".join(f"{name}={getattr(layout, name)}" for name in names)
     remedy = f"; smaller {most}: {REMEDIES[most]}" if most in REMEDIES else ""
+    asked = dict(space.pins) | ({"cut": space.cut} if space.cut else {})
+    beside = f" with the pins {_text(asked)}" if asked else ""
     return InfeasibleError(
-        "search", f"expected a layout that fits in {room / 1e9:.4g} GB, but the leanest found needs "
-        f"{least.peak_bytes / 1e9:.4g} GB ({degrees}), of which {most} {size / 1e9:.4g} GB",
-        f"Use more devices, a smaller batch or sequence, or offload{remedy}.",
+        "search", f"expected a layout that fits in {room / 1e9:.4g} GB, but the leanest found{beside} needs "
+        f"{least.peak_bytes / 1e9:.4g} GB ({degrees}), of which {most} {size / 1e9:.4g} GB. {_states(space)}",
+        f"Use more devices, a smaller batch or sequence, or offload{remedy}.{_without(space) if asked else ''}",
     )  # fmt: skip
+
+
+def _states(space: Space) -> str:
+    """What all devices hold together, stored once, and how many devices have room for it."""
+    device, params = space.cluster.device, float(space.shape.total_params)
+    alone = [replace(space.base, zero=zero, fsdp=zero == 3) for zero in (1, 3)]
+    whole, context = min((sum(states(one, params, 0.0)), context_bytes(one)) for one in alone)
+    devices = ceil(whole / ((device.memory_bytes - context) / (1 + RESERVE)))
+    node = node_size(space.cluster.tiers)
+    nodes = f" ({-(-devices // node) * node} in whole nodes of {node})" if devices > node and devices % node else ""
+    count = f"{params / 1e9:.2f}e9 parameters"
+    told = f"Weights, gradients and optimizer state of {count} are {whole / 1e9:.4g} GB together"
+    return f"{told}: at least {counted(devices, 'such device')}{nodes} have room for them"
+
+
+def _without(space: Space) -> str:
+    free = replace(space, pins={}, cut=())
+    least = min(found.peak_bytes for found, _ in _leanest(Prices(free)))
+    fits = least <= space.cluster.device.memory_bytes
+    return f" Without the pins {'it fits' if fits else f'the leanest found needs {least / 1e9:.4g} GB'}."
 
 
 def _leanest(prices: Prices) -> list[tuple[Memory, ParallelLayout]]:
@@ -91,7 +124,7 @@ def _leanest(prices: Prices) -> list[tuple[Memory, ParallelLayout]]:
             guesses.append((float(states / row[0] + kept), number, tuple(row)))
     found = []
     for _, number, row in sorted(guesses)[:LEANEST]:
-        cut = sizes_of(space.shape, row[0] * row[1])
+        cut = list(space.cut) or sizes_of(space.shape, row[0] * row[1])
         again = cut if prices.insides[number].recompute == "full" else ()
         layout = space.layout(prices.insides[number], row, cut, again)
         found.append((memory(space.shape, layout), layout))
@@ -99,7 +132,7 @@ def _leanest(prices: Prices) -> list[tuple[Memory, ParallelLayout]]:
 
 
 def _question(space: Space) -> str:
-    return f"{space.devices} devices and {space.global_batch} sequences of {space.base.seq_len}"
+    return f"{counted(space.devices, 'device')} and {counted(space.global_batch, 'sequence')} of {space.base.seq_len}"
 
 
 def _text(pins: dict[str, Any]) -> str:

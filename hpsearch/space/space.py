@@ -86,8 +86,14 @@ class Space:
     cluster: Cluster
     base: ParallelLayout
     pins: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    cut: tuple[int, ...] = ()
+    """Layers of each chunk, where they are given."""
 
     def __post_init__(self) -> None:
+        if self.cut and (sum(self.cut) != self.shape.layers or min(self.cut) < 1):
+            told, layers = "+".join(map(str, self.cut)), self.shape.layers
+            problem = f"expected the {layers} layers of {self.shape.name} in chunks of at least 1, but {told} are"
+            raise LegalityError("pin cut", f"{problem} {sum(self.cut)}", f"Legal: numbers that add up to {layers}.")
         if unknown := sorted(set(self.pins) - set(PINS)):
             raise LegalityError(f"pin {unknown[0]!r}", f"expected one of {', '.join(PINS)}", "")
 
@@ -149,6 +155,8 @@ class Space:
                 rows = dp * inside.micro_batch
                 count = -(-self.global_batch // rows)
                 for vpp in self.values("vpp", rules.legal_vpp(self.shape, pp, count, MOST_VIRTUAL)):
+                    if self.cut and pp * vpp != len(self.cut):
+                        continue
                     found += [(pp, vpp, dp, count, *how) for how in self._sharding(inside, dp, pp)]
         return np.array(found, dtype=np.int64).reshape(-1, 6)
 

@@ -46,6 +46,25 @@ QWEN3_235B: Config = {
 }  # fmt: skip
 """https://huggingface.co/Qwen/Qwen3-235B-A22B/blob/main/config.json"""
 
+DEEPSEEK_V3: Config = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "first_k_dense_replace": 3,
+    "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512, "moe_intermediate_size": 2048,
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_attention_heads": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "tie_word_embeddings": False,
+    "vocab_size": 129280,
+}  # fmt: skip
+"""https://huggingface.co/deepseek-ai/DeepSeek-V3/blob/main/config.json"""
+
+GLM_4_5_AIR: Config = {
+    "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "attention_bias": True, "head_dim": 128,
+    "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1, "num_attention_heads": 96,
+    "num_hidden_layers": 46, "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "tie_word_embeddings": False,
+    "use_qk_norm": False, "vocab_size": 151552,
+}  # fmt: skip
+"""https://huggingface.co/zai-org/GLM-4.5-Air/blob/main/config.json"""
+
 GPT2: Config = {
     "architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
     "vocab_size": 50257, "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1,

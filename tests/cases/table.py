@@ -21,7 +21,7 @@ EP = "issue 5: experts"
 PP = "issue 5: pipelines"
 QUANT = "issue 5: precision; no quantised weights here"
 COST = "issue 3: the profiler"
-CUT = "issue 4: stages are searched there, run in issue 5"
+RUN = "issue 5: stages run there; here what a plan decides of them"
 
 
 @dataclass(frozen=True)
@@ -200,21 +200,21 @@ CASES = (
     Case("TOP-13", "latency left out: many small collectives win",
          "latency counted", "pytorch/pytorch/pull/119897"),
     Case("PIP-01", "fewer micro-batches than stages hangs",
-         "refused, or another schedule", "pytorch/torchtitan/issues/775", CUT, here=True),
+         "refused, or another schedule; the share of time idle told", "pytorch/torchtitan/issues/775", RUN, here=True),
     Case("PIP-03", "30 layers over 4 stages lose two",
-         "all placed, once", "NVIDIA/Megatron-LM/issues/1304", CUT),
+         "all placed, once", "NVIDIA/Megatron-LM/issues/1304"),
     Case("PIP-05", "a leftover stage option shrinks the model",
-         "contradictions refused", "NVIDIA/Megatron-LM/issues/1778", CUT),
+         "contradictions refused, both named", "NVIDIA/Megatron-LM/issues/1778"),
     Case("PIP-06", "depths that no stage count divides",
-         "balanced uneven cuts", "modelscope/ms-swift/issues/5737", CUT),
+         "balanced uneven cuts: no stage 15 % above the mean", "modelscope/ms-swift/issues/5737"),
     Case("PIP-08", "a boundary tensor without gradient stalls the schedule",
-         "a fixed list of sends", "pytorch/pytorch/issues/152827", CUT),
+         "a fixed list of sends", "pytorch/pytorch/issues/152827", PP),
     Case("PIP-10", "interleaving with the wrong number of micro-batches",
-         "checked", "pytorch/torchtitan/pull/781", CUT, here=True),
+         "checked", "pytorch/torchtitan/pull/781"),
     Case("PIP-11", "fill time left out of the objective",
-         "fill and steady state", "microsoft/nnscaler/issues/30", CUT, here=True),
+         "fill and steady state", "microsoft/nnscaler/issues/30"),
     Case("PIP-13", "an even cut fills the end devices and leaves others half empty",
-         "balanced bytes; a given cut kept", "ollama/ollama/issues/12010", CUT),
+         "balanced bytes where only they fit; a given cut kept", "ollama/ollama/issues/12010"),
     Case("MOE-01", "160 experts over 64 ranks",
          "refused with the legal set", "pytorch/torchtitan/pull/4258", EP),
     Case("MOE-03", "expert degree multiplied into the world size",

@@ -18,12 +18,19 @@ import hpsearch as package
 from hpsearch.capture import capture
 from hpsearch.cluster import Cluster
 from hpsearch.errors import BatchError, InfeasibleError, PlanError
+from hpsearch.estimate import ModelShape, ParallelLayout, estimate
+from hpsearch.estimate.estimate import price
+from hpsearch.estimate.shape import transformer
 from hpsearch.graph import ModelGraph
 from hpsearch.plan import Plan
+from hpsearch.space import best
+from hpsearch.space.layout_file import layout_file, save
+from hpsearch.space.pins import space_of
 from tests.cases import configs
 from tests.cases.parity import generator
 from tests.cases.plans import graph_of, h100, search, slow_devices
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, Ended
+from tests.estimate.stated import shape_of_config
 from tests.search.toy import toy_cluster, toy_model
 
 
@@ -202,3 +209,116 @@ def test_rob_13_a_plan_is_bound_to_its_cluster(tmp_path: Path) -> None:
     assert f"memory_bytes is {there.device.memory_bytes} in the plan and {24 * 2**30} here" in text
     assert f"device is {there.device.name!r} in the plan and 'toy' here" in text
     assert "Search again for this cluster" in text
+
+
+SEARCHED = {"pp": "2", "vpp": "1", "micro_batch": "1", "recompute": "full"}
+SMALL = ModelShape("small", 512, 8, 4, 64, 4096, transformer(8, 0, 0), ffn=1024)
+JOB = ["--cluster", "h100-sxm-roce400", "--devices", "2", "--global-batch", "8", "--seq-len", "64"]
+
+
+def searched(path: Path, pins: dict[str, str] | None = None, batch: int = 8, seq_len: int = 64) -> ParallelLayout:
+    """A layout file of SMALL on two devices, and its layout."""
+    space = space_of(SMALL, h100(2), pins or SEARCHED, global_batch=batch, seq_len=seq_len)
+    found = best(space)
+    save(layout_file(space, found), path)
+    return found.best.layout
+
+
+def priced(hpsearch: Command, tmp_path: Path, file: Path, layers: int = 8) -> Ended:
+    """`hpsearch estimate --layout` of a Llama with the sizes of SMALL."""
+    config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_attention_heads": 8,
+              "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 4096}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    return hpsearch("estimate", "--model", tmp_path / "config.json", *JOB, "--layout", file)
+
+
+def test_rob_01_a_layout_is_for_its_sequence_and_batch(hpsearch: Command, tmp_path: Path) -> None:
+    file = tmp_path / "layout.json"
+    searched(file, batch=16, seq_len=128)
+    found = priced(hpsearch, tmp_path, file)
+    assert (found.code, found.stdout) == (1, "")
+    assert "expected global_batch = 8, but it was searched for 16. Search again." in found.stderr
+    searched(file, seq_len=128)
+    assert "expected seq_len = 64, but it was searched for 128." in priced(hpsearch, tmp_path, file).stderr
+    layout = searched(file)
+    shorter = replace(layout, seq_len=32, global_batch=16)
+    assert estimate(SMALL, shorter, h100(2)).step_s != estimate(SMALL, layout, h100(2)).step_s
+
+
+LAYOUT_DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "older schema": (edited(lambda t: t.update(schema_version=0)), "expected schema 1, but found 0"),
+    "unknown key": (edited(lambda t: t.update(pipeline=2)), "pipeline: Extra inputs are not permitted"),
+    "unknown field": (edited(lambda t: t["layout"].update(pipeline=2)), "'pipeline' is missing or unknown"),
+    "truncated": (lambda content: content[:300], r"is no layout file: .*Invalid JSON: EOF .* line \d+ column \d+"),
+    "not a number": (
+        lambda content: re.sub(rb'"step_s": [\d.e-]+', b'"step_s": NaN', content),
+        r"step_s: Input should be a finite number",
+    ),
+    "a layer too many": (edited(lambda t: t["layout"].update(cut=[4, 5])), r"8 layers .* found 9 in cut = 4\+5"),
+    "a degree of zero": (edited(lambda t: t["layout"].update(tp="two")), "layout, tp: Input should be a valid integer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", list(LAYOUT_DAMAGES))
+def test_rob_03_damage_of_a_layout_is_named(hpsearch: Command, tmp_path: Path, damage: str) -> None:
+    change, message = LAYOUT_DAMAGES[damage]
+    file = tmp_path / "layout.json"
+    searched(file)
+    file.write_bytes(change(file.read_bytes()))
+    found = priced(hpsearch, tmp_path, file)
+    assert found.code == 1
+    assert re.search(message, found.stderr), found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_rob_03_a_layout_of_another_model_is_refused(hpsearch: Command, tmp_path: Path) -> None:
+    searched(tmp_path / "layout.json")
+    assert priced(hpsearch, tmp_path, tmp_path / "layout.json").code == 0
+    found = priced(hpsearch, tmp_path, tmp_path / "layout.json", layers=9)
+    assert f"expected {SMALL.total_params} parameters, those of small, but LlamaForCausalLM has" in found.stderr
+
+
+def test_rob_06_a_searched_pin_and_a_limit_that_do_not_go_together() -> None:
+    """States whole on every one of 8 devices of 16 GiB: 8.03e9 parameters of 18 bytes."""
+    shape = shape_of_config(configs.LLAMA_8B | {"model_type": "llama"})
+    pins = {"zero": "0", "tp": "1", "pp": "1", "cp": "1"}
+    with pytest.raises(InfeasibleError) as caught:
+        best(space_of(shape, h100(8, memory_gib=16), pins, global_batch=8, seq_len=2048))
+    text = str(caught.value)
+    assert caught.value.exit_code == 3
+    least = re.search(r"fits in 17.18 GB, but the leanest found with the pins zero = 0, [^()]* needs ([\d.]+) GB", text)
+    assert least
+    assert 18 * 8.03 < float(least[1]) < 20 * 8.03
+    assert "of which optimizer 96.36 GB" in text
+    assert "Without the pins the leanest found needs" in text
+    assert "at least 8 such devices have room for them" in text
+    with pytest.raises(InfeasibleError, match=r"Without the pins it fits\."):
+        best(space_of(shape, h100(8, memory_gib=40), pins, global_batch=8, seq_len=2048))
+    assert best(space_of(shape, h100(8, memory_gib=40), {"micro_batch": "1"}, global_batch=8, seq_len=2048), gap=0.01)
+
+
+def test_rob_10_a_search_for_one_device() -> None:
+    found = best(space_of(SMALL, h100(1), {}, global_batch=4, seq_len=64)).best.layout
+    assert {getattr(found, name) for name in ("tp", "cp", "pp", "ep", "etp", "dp", "vpp", "devices")} == {1}
+    made = price(SMALL, found, h100(1))
+    assert (made.reduce_s, made.gather_s, made.hop_s) == (0.0, 0.0, 0.0)
+
+
+def test_rob_11_a_search_asks_for_its_cluster_by_name(hpsearch: Command, tmp_path: Path) -> None:
+    found = hpsearch("search", "--model", tmp_path / "config.json")
+    assert found.code == 2
+    assert "Missing option '--cluster'" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_rob_13_a_layout_is_bound_to_its_cluster(hpsearch: Command, tmp_path: Path) -> None:
+    there = Cluster.load("a100-sxm-selene", devices=2)
+    space = space_of(SMALL, there, SEARCHED, global_batch=8, seq_len=64)
+    save(layout_file(space, best(space)), tmp_path / "layout.json")
+    found = priced(hpsearch, tmp_path, tmp_path / "layout.json")
+    assert "expected cluster = h100-sxm-roce400, but it was searched for a100-sxm-selene." in found.stderr
+    same_name = replace(h100(2), device=replace(h100(2).device, memory_bytes=24 * 2**30))
+    space = space_of(SMALL, same_name, SEARCHED, global_batch=8, seq_len=64)
+    save(layout_file(space, best(space)), tmp_path / "layout.json")
+    found = priced(hpsearch, tmp_path, tmp_path / "layout.json")
+    assert f"expected cluster_digest = {h100(2).digest}, but it was searched for {same_name.digest}" in found.stderr

@@ -147,7 +147,7 @@ def test_clusters_measures_this_machine(hpsearch: Command, monkeypatch: pytest.M
     assert "say how many ranks of this machine to measure." in " ".join(said.stderr.replace("│", " ").split())
 
 
-def test_ctrl_c_while_importing_ends_silently_with_130(tmp_path: Path) -> None:
+def test_ctrl_c_while_importing_ends_with_130_and_one_line(tmp_path: Path) -> None:
     """A module of the command line is interrupted in the middle of its import, under both doors."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
@@ -162,7 +162,7 @@ def test_ctrl_c_while_importing_ends_silently_with_130(tmp_path: Path) -> None:
         found = subprocess.run(
             [sys.executable, *door, "clusters"], capture_output=True, text=True, timeout=120, env=environment
         )
-        assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
+        assert (found.returncode, found.stdout, found.stderr) == (130, "", "hpsearch: interrupted.\n")
 
 
 def test_it_is_a_program(tmp_path: Path) -> None:

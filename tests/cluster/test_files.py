@@ -11,6 +11,7 @@ from hpsearch.cluster import Cluster, shipped
 from hpsearch.cluster.find import cost_models, is_whole, local_file, seal
 from hpsearch.cluster.lines import line_of, line_of_paths
 from hpsearch.cluster.read import parse, read
+from hpsearch.cluster.units import LINKS
 from hpsearch.cluster.write import write
 from hpsearch.errors import ClusterError
 
@@ -58,6 +59,8 @@ link = "roce"
 bandwidth = { value = 50, unit = "GB/s", kind = "specification", source = "here" }
 latency = { value = 5, unit = "us", kind = "measured", source = "here" }
 """
+
+HOST = 'host_bandwidth = {{ value = {}, unit = "{}", kind = "specification", source = "here" }}\nlaunch = {{ value = 4'
 
 BROKEN = [
     (
@@ -114,6 +117,19 @@ BROKEN = [
      "move at 0.0539708 GB/s. Check the unit 'ms' of the table and 'GB/s' of the link."),
     ('size = { value = 8, unit = "devices"', 'size = { value = 8, unit = "nodes"', 25,
      "tiers[0].size.unit: expected a unit of count (devices), but found 'nodes'. Write the unit."),
+    ('launch = { value = 4', HOST.format(512, "GB/s"), 13,
+     "device.host_bandwidth: expected 2 GB/s to 128 GB/s for pcie to the host, one direction, but found 512 GB/s. 512 "
+     'GB/s looks like 512 Gbit/s: write unit = "Gbit/s".'),
+    ('value = 3.35, unit = "TB/s", kind = "specification", source = "here" }\n',
+     'value = 900, unit = "GB/s", kind = "specification", source = "here" }\n'
+     'host_bandwidth = { value = 128, unit = "GB/s", kind = "specification", source = "here" }\n', 9,
+     "device.host_bandwidth: expected at most 1/9 of the 900 GB/s of device memory for PCIe to the host, but found 128 "
+     "GB/s. 16 GB/s is 128 Gbit/s: check the unit."),
+    ('launch = { value = 4', 'host_link = "usb"\n' + HOST.format(64, "GB/s"), 13,
+     f"device.host_link: expected one of {', '.join(LINKS)}, but found 'usb'."),
+    ('launch = { value = 4', 'host_link = "nvlink"\n' + HOST.format(3600, "GB/s"), 14,
+     "device.host_bandwidth: expected 75 GB/s to 2000 GB/s for nvlink to the host, one direction, but found 3600 GB/s. "
+     '3600 GB/s looks like 3600 Gbit/s: write unit = "Gbit/s".'),
     # numbers that are none
     ("value = 450,", "value = -450,", 27,
      "tiers[0].bandwidth: expected a positive number, but found -450. Write the number that was measured."),

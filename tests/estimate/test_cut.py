@@ -169,7 +169,7 @@ def test_the_fullest_stage_may_stand_in_the_middle() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"cut": (2, 2, 2, 1)}, r"cut: expected 8 layers in 4 chunks, but found 7 in \(2, 2, 2, 1\)"),
+        ({"cut": (2, 2, 2, 1)}, r"cut: expected 8 layers in pp·vpp = 4·1 chunks, but found 7 in cut = 2\+2\+2\+1"),
         ({"cut": (5, 2, 2, -1)}, r"cut: expected 0 or more layers in each chunk, but found -1"),
         ({"cut": (4, 4)}, r"cut: expected 4 numbers \(pp·vpp = 4·1\), but found 2"),
         ({"cut": (2, 2, 2, 2), "recompute": "full", "recomputed": (2, 2)},

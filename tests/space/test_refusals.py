@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import pytest
@@ -42,10 +43,10 @@ def space(devices: int, batch: int, pins: Pins | None = None, *, seq_len: int = 
         (space(8, 8, {"tp": (2,), "pp": (9,)}), "pin pp: expected a legal value for 8 devices and 8 sequences of 4096 "
                                                 "beside tp = 2, but got 9. Legal: 1, 2, 4."),
         (space(8, 4, {"micro_batch": (5,)}), "but got 5. Legal: 1, 2, 4."),
-        (space(1, 4, {"zero": (3,)}), "pin zero: expected a legal value for 1 devices and 4 sequences of 4096, but got "
+        (space(1, 4, {"zero": (3,)}), "pin zero: expected a legal value for 1 device and 4 sequences of 4096, but got "
                                       "3. Legal: 0."),
         (space(16, 1, {"pp": (1,), "cp": (1,), "dp": (16,)}), "pin dp: expected a legal value for 16 devices and 1 "
-                                                              "sequences of 4096 beside pp = 1, cp = 1, but got 16. "
+                                                              "sequence of 4096 beside pp = 1, cp = 1, but got 16. "
                                                               "Legal: 1."),
         (space(8, 8, {"tp": (2,), "sp": (True,)}, seq_len=4095), "beside tp = 2, but got True. Legal: False."),
         (space(8, 8, {"recompute": ("attention",)}), "but got attention. Legal: full, mlp, norm+activation."),
@@ -75,7 +76,7 @@ def test_two_pins_that_are_both_illegal() -> None:
 
 def test_no_pin_and_no_layout() -> None:
     """16 heads, 6 layers and one sequence cannot be shared by 7 devices of which none may stand idle."""
-    with pytest.raises(InfeasibleError, match=r"7 devices and 1 sequences of 4096, but the rules leave none. Broken: "
+    with pytest.raises(InfeasibleError, match=r"7 devices and 1 sequence of 4096, but the rules leave none. Broken: "
                        r"\w.* \(\d+ times: "):  # fmt: skip
         best(space(7, 1))
 
@@ -86,8 +87,15 @@ def test_memory_for_nothing() -> None:
     least = min(one.peak_bytes for one in every_outcome(SHAPE, space(4, 4).cluster, space(4, 4).base, pins))
     with pytest.raises(InfeasibleError) as refused:
         best(space(4, 4, pins, room=10**9))
-    assert f"fits in 1 GB, but the leanest found needs {least / 1e9:.4g} GB (tp=4, " in str(refused.value)
-    assert re.search(r"of which \w+ \d\S* GB\. Use more devices", str(refused.value))
+    told = "with the pins micro_batch = 1, recompute = full, vpp = 1, cp_kind = ring, cp = 1"
+    needs = f"fits in 1 GB, but the leanest found {told} needs {least / 1e9:.4g} GB (tp=4, "
+    assert needs in str(refused.value)
+    assert re.search(r"of which \w+ \d\S* GB\. Weights, .* have room for them\. Use more", str(refused.value))
+    assert f"Without the pins the leanest found needs {least / 1e9:.4g} GB." in str(refused.value)
+    room = ceil(least)
+    assert memory(SHAPE, best(space(4, 4, pins, room=room)).best.layout).peak_bytes <= room
+    with pytest.raises(InfeasibleError, match=r"Without the pins it fits\."):
+        best(space(4, 4, {**pins, "zero": (0,), "tp": (1,)}, room=room))
 
 
 def test_every_refusal_counts() -> None:
