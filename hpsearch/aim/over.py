@@ -8,6 +8,7 @@ from hpsearch.errors import LegalityError
 
 FARTHEST = 64
 """Times the value given, where no others are stated."""
+MOST_SHARES = 16
 ALL_NODES = 32
 """Of so many nodes every number is looked at; of more, those made of 2 and 3."""
 
@@ -41,6 +42,15 @@ def counts(tiers: tuple[Tier, ...], most: int) -> tuple[int, ...]:
     node = node_size(tiers)
     whole = range(node, most + 1, node) if most <= ALL_NODES * node else multiples(node, most)
     return tuple(sorted({*multiples(1, min(node, most)), *whole, most}))
+
+
+def shares(tiers: tuple[Tier, ...], devices: int) -> tuple[int, ...]:
+    """Sizes of groups that share `devices`: whole domains of the outermost tier that has two or more of them, taken
+    together where there would be more than `MOST_SHARES` sizes."""
+    unit = max(size for size in (1, *(tier.size for tier in tiers[:-1])) if 2 * size <= devices or size == 1)
+    units = devices // unit
+    several = -(-units // MOST_SHARES)
+    return tuple(sorted({unit * n for n in range(several, units + 1, several)} | {unit * units}))
 
 
 def _is_made_of_2_and_3(number: int) -> bool:

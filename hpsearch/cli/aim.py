@@ -148,12 +148,16 @@ def _verdict(found: Reached, one: Verdict) -> str:
     return "none found that keeps the limit, but its bound does"
 
 
+PROVEN = {
+    "time": "no shorter step", "robust": "no shorter step at the worst prices", "rate": "no more tokens/s a device",
+    "cost": "no lower price of a step", "energy": "no less energy for a step",
+    "devices": "no fewer devices keep the limit", "batch": "no larger batch", "sequence": "no longer sequence",
+}  # fmt: skip
+
+
 def _proof(found: Reached) -> str:
     aim, values = found.aim, ", ".join(map(str, found.aim.values))
-    what = {
-        "rate": "no more tokens/s a device", "cost": "no lower price of a step", "energy": "no less energy for a step",
-        "robust": "no shorter step at the worst prices", "devices": "no fewer devices keep the limit", "batch": "no larger batch", "sequence": "no longer sequence",
-    }.get(aim.kind, "no shorter step")  # fmt: skip
+    what = PROVEN[aim.kind]
     how = "" if found.gap <= 0 else f" (gap {found.gap:.2%})"
     one_pass = " of one micro-batch (without a limit any batch fits: micro-batches add up)"
     among = one_pass if isinstance(found.space, OnePass) else ""
