@@ -112,6 +112,11 @@ class Device:
         weight = 1.0 / (distance**3 + 1e-12)
         return np.asarray(roof * np.exp((weight * log_ratio).sum(-1) / weight.sum(-1)))
 
+    def fastest_matmul(self, dtype: str) -> float:
+        """FLOP/s that no product of `matmul_s` exceeds: ratios to the roofline are averages of the tables' own."""
+        rate, table = self.peak_flops_per_s(dtype) * self.matmul_efficiency, self._ratios.get(dtype)
+        return rate if table is None else rate / float(np.exp(table[1].min()))
+
     def attention_s(self, flops: ArrayLike, nbytes: ArrayLike, dtype: str) -> Floats:
         """Seconds of one fused attention kernel that computes `flops` and moves `nbytes`; ClusterError when unknown."""
         if self.attention_efficiency is None:

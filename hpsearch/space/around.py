@@ -3,6 +3,8 @@ between stages, in state bytes, in gathers of fully sharded storage."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hpsearch.cluster.efficiency import Efficiency
@@ -10,6 +12,7 @@ from hpsearch.estimate import ParallelLayout
 from hpsearch.estimate.estimate import fsdp_s, hop_seconds
 from hpsearch.estimate.memory import RESERVE, context_bytes, states, step_buffers
 from hpsearch.estimate.optimizer import traffic_bytes
+from hpsearch.estimate.shape import Layer
 from hpsearch.estimate.stages import Chunk, of_layers
 from hpsearch.estimate.work import Work
 from hpsearch.space.space import Space
@@ -49,16 +52,30 @@ def _links(space: Space, layout: ParallelLayout, rates: Efficiency, works: dict[
     if not layout.fsdp:
         return Links({}, (0.0, 0.0), 0.0, (0.0, 0.0))
 
-    def pair(chunk: Chunk) -> tuple[float, float]:
-        gather, reduce = fsdp_s(space.shape, layout, space.cluster, chunk, works)
-        return rates.data * gather, rates.data * (gather + reduce)
-
-    layers = {kind: pair(of_layers((kind,))) for kind in sorted(set(space.shape.pattern))}
-    ends = pair(replace(of_layers(()), embedding=space.shape.vocab > 0))
-    whole = tuple(sum(layers[kind][i] for kind in space.shape.pattern) + ends[i] for i in (0, 1))
+    layers, ends, whole = links_s(space, layout, rates, works)
     with_gathered, _ = step_buffers(space.shape, layout, works)
     without, _ = step_buffers(space.shape, replace(layout, zero=1, fsdp=False), works)
-    return Links(layers, ends, with_gathered - without, (whole[0], whole[1]))
+    return Links(layers, ends, with_gathered - without, whole)
+
+
+Pair = tuple[float, float]
+"""Seconds of gathers, and of gathers with reductions."""
+
+
+def links_s(
+    space: Space, layout: ParallelLayout, rates: Efficiency, works: Mapping[str, Work]
+) -> tuple[dict[Layer, Pair], Pair, Pair]:
+    """Of each kind of layer, of the embedding, of the whole model; storage of `layout` is fully sharded."""
+
+    def pair(chunk: Chunk) -> Pair:
+        gather, reduce = fsdp_s(space.shape, layout, space.cluster, chunk, dict(works))
+        return rates.data * gather, rates.data * (gather + reduce)
+
+    counts = Counter(space.shape.pattern)
+    layers = {kind: pair(of_layers((kind,))) for kind in sorted(counts)}
+    ends = pair(replace(of_layers(()), embedding=space.shape.vocab > 0))
+    gather, both = (sum(layers[kind][i] * counts[kind] for kind in layers) + ends[i] for i in (0, 1))
+    return layers, ends, (gather, both)
 
 
 def once_s(space: Space, layout: ParallelLayout, table: Table, rates: Efficiency) -> float:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,11 @@ from hpsearch.space.exact import Choice
 from hpsearch.space.prices import Prices
 from hpsearch.space.refusal import none_fits, none_is_legal
 from hpsearch.space.rules import Rules
-from hpsearch.space.space import IN_WORDS, Row, Space
+from hpsearch.space.space import IN_WORDS, Row, Slot, Space
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-BATCH = 16384
+BATCH = 4096
 """Layouts whose second bound is computed together."""
 SIMPLER_WITHIN = 0.01
 """A simpler layout this little slower is chosen over the best."""
@@ -68,23 +69,54 @@ class Found:
 
 Entry = tuple[float, int, Row, tuple[int, ...]]
 """Bound, inside, outside, cut."""
+Watch = Callable[[float, float], bool]
+"""Called with the best step so far and the bound, in seconds; False ends the search with the best so far."""
 
 
-@dataclass
-class _Candidates:
-    """Layouts as columns, in order of their first bound."""
+@dataclass(frozen=True)
+class _Part:
+    """Layouts of a slot that are not excluded yet, as columns."""
 
-    inside: Ints
-    outside: Ints
-    """[layouts, 6]: a row each."""
+    slot: Slot
+    rows: Ints
+    """Outsides."""
+    number: Ints
+    """Inside in the slot."""
+    row: Ints
     bound_s: Floats
 
-    def __len__(self) -> int:
-        return len(self.inside)
 
-    def at(self, i: int) -> tuple[int, Row]:
-        pp, vpp, dp, count, zero, shard_ranks = self.outside[i].tolist()
-        return int(self.inside[i]), (pp, vpp, dp, count, zero, shard_ranks)
+@dataclass(frozen=True)
+class _Candidates:
+    """Layouts in order of their first bound."""
+
+    parts: list[_Part]
+    part: NDArray[np.int32]
+    at: NDArray[np.int32]
+    """Place in its part."""
+    bound_s: Floats
+
+    @staticmethod
+    def of(parts: list[_Part], best_s: float) -> _Candidates:
+        some = [np.flatnonzero(part.bound_s < best_s).astype(np.int32) for part in parts]
+        which = np.repeat(np.arange(len(parts), dtype=np.int32), [len(one) for one in some])
+        at = np.concatenate([np.zeros(0, dtype=np.int32), *some])
+        bound = np.concatenate([np.zeros(0), *(part.bound_s[one] for part, one in zip(parts, some, strict=True))])
+        order = np.argsort(bound, kind="stable")
+        return _Candidates(parts, which[order], at[order], bound[order])
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def least_s(self, i: int) -> float:
+        """Bound of the i-th and all behind it."""
+        return float(self.bound_s[i]) if i < len(self) else float("inf")
+
+    def some(self, start: int, stop: int) -> Iterator[tuple[Slot, int, Row]]:
+        """(slot, number of the inside in it, outside)."""
+        for which, at in zip(self.part[start:stop].tolist(), self.at[start:stop].tolist(), strict=True):
+            part = self.parts[which]
+            yield part.slot, int(part.number[at]), tuple(part.rows[part.row[at]].tolist())
 
 
 @dataclass
@@ -96,68 +128,64 @@ class _Search:
     considered: int = 0
     least_tried_s: float = float("inf")
     """Least that is proven of those that were solved."""
+    heap: list[Entry] = field(default_factory=list)
+    """Refined, not solved."""
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def best_s(self) -> float:
         return self.tried[0][0] if self.tried else float("inf")
 
-    def enumerate(self) -> _Candidates:
-        """Prices every inside, and bounds every layout without looking at its memory. Layouts of insides that cannot be
-        better than an answer at hand, even spread over all devices without any loss, are only counted."""
-        space, outsides = self.prices.space, dict[tuple[int, ...], Ints]()
-        parts: list[tuple[Ints, Ints, Floats]] = []
-        ahead, hopeless = FIRST, None
-        for inside in space.insides(self.rules):
-            key = (inside.tp, inside.cp, inside.ep, inside.etp, inside.micro_batch)
-            if key not in outsides:
-                outsides[key] = space.outsides(inside, self.rules)
-            rows = outsides[key]
-            if not len(rows):
-                continue
-            self.considered += len(rows)
-            alike = replace(inside, recompute="full")
-            if alike == hopeless:  # a part computed again by every layer only takes longer
-                continue
-            number = self.prices.price(inside)
-            if self.prices.spread_s(number) >= self.best_s:
-                hopeless = alike if inside == alike else hopeless
-            else:
-                bound = self.prices.first_bound(number, rows)
-                some = np.flatnonzero(bound < self.best_s)
-                if len(some):
-                    parts.append((np.full(len(some), number, dtype=np.int64), rows[some], bound[some]))
-                if not self.tried and len(parts) >= ahead:
-                    self._look_ahead(parts)
-                    ahead *= 3
-        if not self.considered:
-            raise none_is_legal(space)
-        return _sorted(parts)
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(self.prices.space.slots(self.rules))
 
-    def _look_ahead(self, parts: list[tuple[Ints, Ints, Floats]]) -> None:
+    def opened(self, slot: Slot) -> Iterator[_Part]:
+        """Every layout of a slot that may be better than an answer at hand, by its first bound. Others are counted."""
+        each, experts, space = slot.count // len(slot.experts), range(len(slot.experts)), self.prices.space
+        every = [space.outsides(slot.inside(which * each), self.rules) for which in experts]
+        self.considered += each * sum(map(len, every))
+        if not any(map(len, every)):
+            return
+        wholes = self.prices.wholes_below(slot, self.best_s)
+        if wholes is None:
+            return
+        for which, rows in enumerate(every):
+            if len(rows):
+                bound = self.prices.first_bounds(slot, wholes, which, rows, self.best_s)
+                inside, row = np.nonzero(bound < self.best_s)
+                if len(row):
+                    yield _Part(slot, rows, inside + which * each, row, bound[inside, row])
+
+    def seed(self) -> bool:
         """Some answer, to measure the rest by: where one fits at all, one fits with the smallest micro-batch and any
-        number of layers recomputed. The most promising of each tp, ep and pipeline."""
-        small = [part for part in parts if self._is_small(int(part[0][0]))]
-        candidates, first = _sorted(small), dict[tuple[int, ...], int]()
-        for i in range(len(candidates)):
-            number, (pp, vpp, *_) = candidates.at(i)
-            inside = self.prices.insides[number]
-            if vpp == 1:
-                first.setdefault((inside.tp, inside.ep, pp), i)
-            if len(first) >= SEEDS:
+        number of layers recomputed. The most promising of each tp, ep and pipeline; whether one was found."""
+        fewest = min((slot.micro_batch for slot in self.slots), default=0)
+        small = [slot for slot in self.slots if slot.micro_batch == fewest]
+        for cp in sorted({slot.cp for slot in small}):
+            firsts = {slot.tp: slot for slot in reversed(small) if slot.cp == cp}
+            counted = self.considered
+            candidates = _Candidates.of([part for slot in firsts.values() for part in self.opened(slot)], self.best_s)
+            self.considered = counted
+            chosen: dict[tuple[int, ...], tuple[Slot, int, Row]] = {}
+            for slot, number, row in candidates.some(0, len(candidates)):
+                if row[1] == 1 and number % (len(slot.kinds) * len(slot.recomputes)) == 0:
+                    chosen.setdefault((slot.tp, number, row[0]), (slot, number, row))
+                if len(chosen) >= SEEDS:
+                    break
+            for entry in sorted(self.refine(list(chosen.values())))[:TRIES]:
+                self.solve(*entry)
+            if self.tried:
                 break
-        for entry in sorted(self.refine([candidates.at(i) for i in first.values()]))[:TRIES]:
-            self.solve(*entry)
+        return bool(self.tried)
 
-    def _is_small(self, number: int) -> bool:
-        inside = self.prices.insides[number]
-        return inside.recompute == "full" and inside.micro_batch == self.prices.insides[0].micro_batch
-
-    def refine(self, chosen: list[tuple[int, Row]]) -> list[Entry]:
+    def refine(self, chosen: list[tuple[Slot, int, Row]]) -> list[Entry]:
         """(bound over all cuts and recomputed layers, layout, cut) of those that fit and may be better than the best so
         far."""
         groups: dict[tuple[int, int], list[tuple[int, Row]]] = {}
-        for number, row in chosen:
-            if (number, row) not in self.solved and self.prices.sharded_bound(number, row) < self.best_s:
+        for slot, at, row in chosen:
+            number = self.prices.price(slot.inside(at))
+            if (number, row) not in self.solved:
                 groups.setdefault(row[:2], []).append((number, row))
         found: list[Entry] = []
         for _, members in sorted(groups.items()):
@@ -182,66 +210,76 @@ class _Search:
         self.tried.sort(key=lambda one: one[:3])
         return at_hand.step_s < before
 
+    def found(self, left_s: float) -> Found:
+        """The answer so far; `left_s`: least bound of what was not solved."""
+        least = min(left_s, self.least_tried_s, self.best_s)
+        solved, refused = len(self.solved), tuple(self.rules.rows())
+        pruned = max(self.considered - solved, 0)
+        proof = Certificate(IN_WORDS, least, 1 - least / self.best_s, self.considered, pruned, solved, refused)
+        tried = tuple(choice for *_, choice in self.tried)
+        return Found(tried[0], simplest(tried), proof, tried, time.monotonic() - self.started)
 
-def answers(space: Space, *, gap: float = 0.0, time_limit_s: float = float("inf")) -> Iterator[Found]:
-    """Better and better answers; the last one is within `gap` of the bound, unless time ran out.
 
-    Raises LegalityError or InfeasibleError when pins or rules leave nothing, InfeasibleError when nothing fits.
+def _always(best_s: float, bound_s: float) -> bool:
+    """Nobody watches."""
+    return True
+
+
+def answers(
+    space: Space, *, gap: float = 0.0, time_limit_s: float = float("inf"), watch: Watch = _always
+) -> Iterator[Found]:
+    """Better and better answers; the last one is within `gap` of the bound, unless time ran out or `watch` had enough.
+
+    After the last better answer it comes again, with all that is proven about it. The first answer is awaited whatever
+    the limit. Raises LegalityError or InfeasibleError when pins or rules leave nothing, InfeasibleError when nothing
+    fits.
     """
-    started = time.monotonic()
     search = _Search(Prices(space))
-    candidates = search.enumerate()
-    at, heap = 0, list[Entry]()
+    floor_s = search.prices.floor_s
 
-    def left_s() -> tuple[float, float]:
-        """Least bound of those not refined, and of those refined."""
-        return candidates.bound_s[at] if at < len(candidates) else float("inf"), heap[0][0] if heap else float("inf")
+    def goes_on(left_s: float) -> bool:
+        if not search.tried:
+            watch(float("inf"), floor_s)
+            return True
+        bound_s = min(left_s, search.least_tried_s, search.best_s)
+        return watch(search.best_s, bound_s) and time.monotonic() - search.started < time_limit_s
 
-    def found() -> Found:
-        least = float(min(*left_s(), search.least_tried_s, search.best_s))
-        solved, refused = len(search.solved), tuple(search.rules.rows())
-        proof = Certificate(
-            IN_WORDS, least, 1 - least / search.best_s, search.considered, search.considered - solved, solved, refused
-        )
-        tried = tuple(choice for *_, choice in search.tried)
-        return Found(tried[0], simplest(tried), proof, tried, time.monotonic() - started)
-
-    if search.tried:
-        yield found()
-    while time.monotonic() - started < time_limit_s or not search.tried:
-        rest, head = left_s()
-        if min(rest, head) >= search.best_s * (1 - gap) or min(rest, head) == float("inf"):
+    if search.seed():
+        yield search.found(floor_s)
+    parts: list[_Part] = []
+    for slot in search.slots:
+        if not goes_on(floor_s):
+            yield search.found(floor_s)
+            return
+        parts += search.opened(slot)
+    if not search.considered:
+        raise none_is_legal(space)
+    candidates, at, size, heap = _Candidates.of(parts, search.best_s), 0, SEEDS, search.heap
+    while True:
+        rest, head = candidates.least_s(at), heap[0][0] if heap else float("inf")
+        left = min(rest, head)
+        if left >= search.best_s * (1 - gap) or left == float("inf") or not goes_on(left):
             break
         if rest > head:
             if search.solve(*heapq.heappop(heap)):
-                yield found()
+                yield search.found(min(candidates.least_s(at), heap[0][0] if heap else float("inf")))
             continue
-        stop = min(at + (BATCH if search.tried else SEEDS), len(candidates))
-        for entry in search.refine(
-            [candidates.at(i) for i in range(at, stop) if candidates.bound_s[i] < search.best_s]
-        ):
+        stop = min(at + size, len(candidates))
+        for entry in search.refine(list(candidates.some(at, stop))):
             heapq.heappush(heap, entry)
-        at = stop
+        at, size = stop, min(2 * size, BATCH)
     if not search.tried:
         raise none_fits(search.prices)
-    yield found()
+    yield search.found(left)
 
 
-FIRST, SEEDS, TRIES = 48, 256, 6
-"""After so many insides, so many layouts are bounded and so many of them solved, to measure the rest by."""
+SEEDS, TRIES = 256, 6
+"""So many layouts are bounded and so many of them solved, to measure the rest by."""
 
 
-def _sorted(parts: list[tuple[Ints, Ints, Floats]]) -> _Candidates:
-    if not parts:
-        return _Candidates(np.zeros(0, dtype=np.int64), np.zeros((0, 6), dtype=np.int64), np.zeros(0))
-    inside, outside, bound = (np.concatenate([part[i] for part in parts]) for i in range(3))
-    order = np.argsort(bound, kind="stable")
-    return _Candidates(inside[order], outside[order], bound[order])
-
-
-def best(space: Space, *, gap: float = 0.0, time_limit_s: float = float("inf")) -> Found:
+def best(space: Space, *, gap: float = 0.0, time_limit_s: float = float("inf"), watch: Watch = _always) -> Found:
     """The last of `answers`."""
-    *_, last = answers(space, gap=gap, time_limit_s=time_limit_s)
+    *_, last = answers(space, gap=gap, time_limit_s=time_limit_s, watch=watch)
     return last
 
 

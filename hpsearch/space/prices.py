@@ -1,8 +1,8 @@
 """`Prices`: every inside priced once, every surroundings once, and the bounds that follow.
 
-spread_s          all micro-batches spread evenly over all devices            (of an inside)
-first_bound       through the pipeline, as if memory were endless             (of all its outsides)
-sharded_bound     with the gathers of fully sharded storage                   (of one layout)
+floor_s           products at the fastest rate, spread over all devices       (of the whole space)
+wholes_below      blocks as they are, spread evenly over all devices          (of a slot of insides)
+first_bounds      through the pipeline, cut as if layers were as one likes    (of insides and all their outsides)
 second_bound      over all cuts and recomputed layers that fit in memory      (of layouts of one pipeline)
 """
 
@@ -20,10 +20,11 @@ from hpsearch.estimate.optimizer import moment_bytes, traffic_bytes
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.stages import sizes_of
-from hpsearch.space.around import Around, around, least_rate
+from hpsearch.space.around import Around, around, least_rate, links_s
 from hpsearch.space.bound import Pipes, even_s, least_s, without_memory_s
-from hpsearch.space.memo import Memo
-from hpsearch.space.space import Inside, Row, Space
+from hpsearch.space.fits import fits_somehow
+from hpsearch.space.memo import Memo, Wholes
+from hpsearch.space.space import Inside, Row, Slot, Space
 from hpsearch.space.tables import Inner, Table, inner, sharded, table
 
 Floats = NDArray[np.float64]
@@ -35,14 +36,14 @@ class Prices:
     space: Space
     insides: list[Inside] = field(default_factory=list)
     inners: list[Inner] = field(default_factory=list)
-    whole_s: list[float] = field(default_factory=list)
-    """Of each: one micro-batch through the whole model at least, neither links nor recompute by layers."""
     sharded: dict[int, Inner] = field(default_factory=dict)
     """Of insides under full sharding, where that is told apart."""
     numbers: dict[Inside, int] = field(default_factory=dict)
     tables: dict[tuple[int, int, int, float], Table] = field(default_factory=dict)
     """(inside, data ranks, shard ranks, recomputed share of the tangent), all but the first 0 without full sharding."""
     arounds: dict[tuple[int, ...], Around] = field(default_factory=dict)
+    links: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
+    """(tp, cp, ep, etp, dp, shard ranks) → of the whole model's storage, fully sharded."""
 
     @cached_property
     def rates(self) -> Efficiency:
@@ -50,15 +51,14 @@ class Prices:
 
     @cached_property
     def memo(self) -> Memo:
-        return Memo(self.space.shape, self.space.cluster, self.rates)
+        return Memo(self.space.shape, self.space.cluster, self.rates, self.space.base)
 
     def price(self, inside: Inside) -> int:
         """The number of an inside, priced."""
-        made, whole = self.memo.inner(inside.layout(self.space.base))
-        self.numbers[inside] = len(self.insides)
-        self.insides.append(inside)
-        self.inners.append(made)
-        self.whole_s.append(whole)
+        if inside not in self.numbers:
+            self.numbers[inside] = len(self.insides)
+            self.insides.append(inside)
+            self.inners.append(self.memo.inner(inside))
         return self.numbers[inside]
 
     def inner(self, number: int, row: Row) -> Inner:
@@ -72,33 +72,100 @@ class Prices:
             self.sharded[number] = replace(inner(self.space.shape, layout, self.space.cluster), layout=alone)
         return self.sharded[number]
 
+    @property
+    def floor_s(self) -> float:
+        """No layout takes less, whatever its blocks cost."""
+        counts = {**self.space.shape.counts, "head": 1, "embedding": 1}
+        once = sum(floor * counts[name] for name, floor in self.memo.floors.items())
+        return float(once * self.space.global_batch / self.space.devices + self._once_s)
+
     def spread_s(self, number: int) -> float:
         """All micro-batches spread evenly over all devices."""
-        inside, space = self.insides[number], self.space
-        rounds = space.global_batch * inside.tp * inside.cp / (inside.micro_batch * space.devices)
-        return self.whole_s[number] * rounds + self._once_s
+        slot = Slot.of(self.insides[number])
+        return float(self.wholes(slot).both_s.sum(axis=-1).min()) * self._rounds(slot) + self._once_s
+
+    def wholes(self, slot: Slot) -> Wholes:
+        """Of a slot."""
+        found = self.memo.wholes(slot)
+        assert found is not None
+        return found
+
+    def wholes_below(self, slot: Slot, best_s: float) -> Wholes | None:
+        """Of a slot; None where no inside is better than `best_s`, even spread evenly over all devices."""
+        return self.memo.wholes(slot, (best_s - self._once_s) / self._rounds(slot))
+
+    def _rounds(self, slot: Slot) -> float:
+        """Micro-batches one after the other, if all devices share all."""
+        return self.space.global_batch * slot.tp * slot.cp / (slot.micro_batch * self.space.devices)
 
     def first_bound(self, number: int, rows: Ints) -> Floats:
-        """Base times of the whole model through the pipeline, the optimizer's traffic, and what a step costs once; inf
-        where the states of the average stage do not fit."""
-        priced, space, whole = self.inners[number], self.space, self.whole_s[number]
-        pp, vpp, dp, m, zero, shard_ranks = rows.T.astype(np.float64)
-        pipe = np.where(vpp > 1, m * whole / pp, without_memory_s(whole, m, pp))
-        works = [(priced.works[name], count) for name, count in space.shape.counts.items()]
-        dense, expert = sum(w.params * n for w, n in works) / pp, sum(w.expert_params * n for w, n in works) / pp
-        layout, device = priced.layout, space.cluster.device
-        ranks = dp * layout.cp
-        shards = np.where(zero > 0, np.where(shard_ranks > 0, shard_ranks, ranks), 1.0)
+        """`first_bounds` of one inside."""
+        slot = Slot.of(self.insides[number])
+        return self.first_bounds(slot, self.wholes(slot), 0, rows)[0]
+
+    def first_bounds(self, slot: Slot, wholes: Wholes, which: int, rows: Ints, best_s: float = float("inf")) -> Floats:
+        """[insides, rows] of the insides with the experts `which`: base times of the whole model through the pipeline,
+        or of as many layers as some stage has, gathers of fully sharded storage beside them, the optimizer's traffic,
+        and what a step costs once; inf where states and activations do not fit, whatever the cut. Above `best_s` it
+        may leave out gathers."""
+        pp, vpp, m, zero = rows.T[[0, 1, 3, 4]].astype(np.float64)
+        once = self.least_once_s(slot, wholes, which, rows)
+        through = np.where(vpp > 1, m / pp, without_memory_s(1.0, m, pp))
+        both = wholes.both_s[which].reshape(-1, 1, 2)
+        layers = wholes.layer_s[which].reshape(-1, 1) * (m * np.ceil(self.space.shape.layers / pp))
+        bound = np.maximum(both.sum(axis=-1) * through, layers) + once
+        bound = np.where(self._fits(slot, wholes, which, rows), bound, np.inf)
+        some = np.flatnonzero((zero == 3) & (bound < best_s).any(axis=0))
+        if len(some):
+            links, overlap = self._links_s(slot, which, rows[some]), self._overlap
+            each = np.maximum(both, links) + (1 - overlap) * np.minimum(both, links)
+            bound[:, some] = np.maximum(bound[:, some], each.sum(axis=-1) * through[some] + once[some])
+        return np.asarray(bound)
+
+    @property
+    def _overlap(self) -> float:
+        return self.space.cluster.device.overlap_efficiency if self.space.base.prefetch else 0.0
+
+    def _links_s(self, slot: Slot, which: int, rows: Ints) -> Floats:
+        """[rows, 2] of the whole model, forward and backward."""
+        (ep, etp), inside, places = slot.experts[which], slot.inside(0), []
+        for dp, shard_ranks in rows[:, [2, 5]].tolist():
+            key = slot.tp, slot.cp, ep, etp, dp, shard_ranks
+            if key not in self.links:
+                layout = self.space.layout(replace(inside, ep=ep, etp=etp), (1, 1, dp, 1, 3, shard_ranks))
+                self.links[key] = links_s(self.space, layout, self.rates, self.memo.works(slot, which))[2]
+            places.append(self.links[key])
+        return np.array(places)
+
+    def least_once_s(self, slot: Slot, wholes: Wholes, which: int, rows: Ints) -> Floats:
+        """[rows]: the optimizer's traffic on the average stage, and what a step costs once."""
+        base, device = self.space.base, self.space.cluster.device
+        pp, dp, zero, shard_ranks = rows.T[[0, 2, 4, 5]].astype(np.float64)
+        if base.lora or base.trained_parts != "step":
+            return np.full(len(rows), self._once_s)
+        shards = np.where(zero > 0, np.where(shard_ranks > 0, shard_ranks, dp * slot.cp), 1.0)
         stream = device.memory_bytes_per_s * device.memory_efficiency
-        rate = np.where((pp > 1) & (zero < 3) & self._is_mixed, least_rate(space, self.rates), self.rates.moved)
-        update = rate * traffic_bytes(layout) * (dense + expert) / shards / stream
-        has_update = not space.base.lora and space.base.trained_parts == "step"
-        bound = np.asarray(pipe + (update if has_update else 0.0) + self._once_s)
-        if space.base.lora:
-            return bound
-        held = dense * _state_bytes(layout, zero, ranks, shard_ranks)
-        held = held + expert * _state_bytes(layout, zero, ranks * layout.tp / (layout.ep * layout.etp), shard_ranks)
-        return np.where(held * (1 + RESERVE) <= device.memory_bytes, bound, np.inf)
+        rate = np.where((pp > 1) & (zero < 3) & self._is_mixed, least_rate(self.space, self.rates), self.rates.moved)
+        params = float(np.dot(wholes.counts, wholes.dense[:, which] + wholes.expert[:, which]))
+        return np.asarray(rate * traffic_bytes(base) * (params / pp) / shards / stream + self._once_s)
+
+    def _fits(self, slot: Slot, wholes: Wholes, which: int, rows: Ints) -> NDArray[np.bool_]:
+        """[insides or 1, rows]."""
+        base, (ep, etp) = self.space.base, slot.experts[which]
+        if base.lora:
+            return np.ones((1, len(rows)), dtype=np.bool_)
+        dp, zero, shard_ranks = rows.T[[2, 4, 5]].astype(np.float64)
+        ranks = dp * slot.cp
+        per_dense = _state_bytes(base, zero, ranks, shard_ranks)
+        per_expert = _state_bytes(base, zero, ranks * slot.tp / (ep * etp), shard_ranks)
+        held = wholes.dense[:, which, None] * per_dense + wholes.expert[:, which, None] * per_expert
+        kept = wholes.kept[:, which].reshape(len(held), -1, 1)
+        counts = np.array(wholes.counts, dtype=np.float64)
+        return fits_somehow(rows, counts, held[:, None], kept, self._room_bytes)
+
+    @property
+    def _room_bytes(self) -> float:
+        return self.space.cluster.device.memory_bytes / (1 + RESERVE)
 
     @cached_property
     def _is_mixed(self) -> bool:
@@ -140,20 +207,6 @@ class Prices:
 
     def _plain(self, number: int) -> Table:
         return self.table(number, (1, 1, 1, 1, 0, 0))
-
-    def sharded_bound(self, number: int, row: Row) -> float:
-        """Of fully sharded storage: its gathers beside the compute of the whole model. 0 for any other."""
-        pp, vpp, _, m, zero, _ = row
-        if zero != 3:
-            return 0.0
-        found, plain = self.around(number, row), self._plain(number)
-        overlap = self.space.cluster.device.overlap_efficiency if self.space.base.prefetch else 0.0
-        whole = sum(
-            max(compute, link) + (1 - overlap) * min(compute, link)
-            for compute, link in zip(plain.compute_s, found.links.whole_s, strict=True)
-        )
-        pipe = m * whole / pp if vpp > 1 else float(without_memory_s(whole, np.array(float(m)), pp))
-        return pipe + found.once_s
 
     def second_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, Ints]:
         """Pipeline seconds at least, and the cut that reaches them; layouts of one number of stages and chunks."""

@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hpsearch.estimate import ModelShape
 from hpsearch.estimate.shape import kind_of
 
@@ -46,9 +49,11 @@ class Rules:
 
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(rule, what) → how often."""
+    outsides: dict[tuple[int, ...], NDArray[np.int64]] = field(default_factory=dict)
+    """Of a space: (tp, cp, rows) → what may stand around, so that nothing is counted twice."""
 
-    def refuse(self, rule: str, what: str) -> None:
-        self.refused[rule, what] += 1
+    def refuse(self, rule: str, what: str, times: int = 1) -> None:
+        self.refused[rule, what] += times
 
     def _kept(self, name: str, candidates: Iterable[int], broken: dict[str, list[int]]) -> list[int]:
         """Candidates that break no rule. `broken`: rule → candidates that break it."""

@@ -76,6 +76,39 @@ class Inside:
 
 
 @dataclass(frozen=True)
+class Slot:
+    """Insides that differ in kind of context parallelism, experts and recompute: every combination of them."""
+
+    tp: int
+    sp: bool
+    cp: int
+    micro_batch: int
+    kinds: tuple[str, ...]
+    experts: tuple[tuple[int, int], ...]
+    """(ep, etp)."""
+    recomputes: tuple[str, ...]
+
+    @staticmethod
+    def of(inside: Inside) -> Slot:
+        """A slot of one inside."""
+        experts, kinds, recomputes = ((inside.ep, inside.etp),), (inside.cp_kind,), (inside.recompute,)
+        return Slot(inside.tp, inside.sp, inside.cp, inside.micro_batch, kinds, experts, recomputes)
+
+    @property
+    def count(self) -> int:
+        return len(self.kinds) * len(self.experts) * len(self.recomputes)
+
+    def inside(self, number: int) -> Inside:
+        """`number`: in an array [experts, kinds, recomputes]."""
+        rest, recompute = divmod(number, len(self.recomputes))
+        which, kind = divmod(rest, len(self.kinds))
+        ep, etp = self.experts[which]
+        return Inside(
+            self.tp, self.sp, self.cp, self.kinds[kind], ep, etp, self.micro_batch, self.recomputes[recompute]
+        )
+
+
+@dataclass(frozen=True)
 class Space:
     """All layouts of `shape` on `cluster` for one global batch, with the switches of `base`.
 
@@ -111,24 +144,27 @@ class Space:
 
     def insides(self, rules: Rules) -> Iterator[Inside]:
         """Every inside that is legal, small ones first; `rules` notes those that are not."""
+        for slot in self.slots(rules):
+            yield from (slot.inside(number) for number in range(slot.count))
+
+    def slots(self, rules: Rules) -> Iterator[Slot]:
+        """The same, those together that have attention's split and rows in common."""
         shape = self.shape
         for cp in self.values("cp", rules.legal_cp(shape, self.base.seq_len, self.devices)):
             for tp in self.values("tp", rules.legal_tp(shape, self.devices // cp)):
-                for kind in self.values("cp_kind", rules.legal_cp_kinds(shape, tp, cp)):
-                    for ep, etp in self._experts(rules, tp, cp):
-                        yield from self._inner(rules, tp, cp, kind, ep, etp)
+                kinds = tuple(self.values("cp_kind", rules.legal_cp_kinds(shape, tp, cp)))
+                experts = tuple(self._experts(rules, tp))
+                recomputes = tuple(self.values("recompute", self.recomputes()))
+                for sp in self.values("sp", rules.legal_sp(self.base.seq_len, tp, cp)):
+                    for rows in self.values("micro_batch", self.pins.get("micro_batch", self.rows(cp))):
+                        slot = Slot(tp, sp, cp, rows, kinds, experts, recomputes)
+                        if slot.count and rows <= self.global_batch:
+                            yield slot
 
-    def _experts(self, rules: Rules, tp: int, cp: int) -> Iterator[tuple[int, int]]:
+    def _experts(self, rules: Rules, tp: int) -> Iterator[tuple[int, int]]:
         for etp in self.values("etp", rules.legal_etp(self.shape, tp)):
             for ep in self.values("ep", rules.legal_ep(self.shape, self.devices // etp)):
                 yield ep, etp
-
-    def _inner(self, rules: Rules, tp: int, cp: int, kind: str, ep: int, etp: int) -> Iterator[Inside]:
-        for sp in self.values("sp", rules.legal_sp(self.base.seq_len, tp, cp)):
-            for rows in self.values("micro_batch", self.pins.get("micro_batch", self.rows(cp))):
-                if rows <= self.global_batch:
-                    for recompute in self.values("recompute", self.recomputes()):
-                        yield Inside(tp, sp, cp, kind, ep, etp, rows, recompute)
 
     def rows(self, cp: int) -> list[int]:
         """Rows of a micro-batch, for a degree of cp."""
@@ -149,33 +185,52 @@ class Space:
 
     def outsides(self, inside: Inside, rules: Rules) -> Ints:
         """Everything around `inside`: rows of pp, vpp, dp, micro-batches, ZeRO level, shard ranks (0: all)."""
+        key = inside.tp, inside.cp, inside.micro_batch
+        if key not in rules.outsides:
+            rules.outsides[key] = self._outsides(inside, rules)
+        found, experts = rules.outsides[key], inside.ep * inside.etp
+        if experts == 1:
+            return found
+        folds = found[:, 2] * (inside.cp * inside.tp) % experts == 0
+        if not folds.all():
+            rules.refuse("fold", f"ep={inside.ep}", len(np.unique(found[~folds, 2])))
+            found = found[folds]
+        return found
+
+    def _outsides(self, inside: Inside, rules: Rules) -> Ints:
+        """Wherever experts are."""
         found: list[tuple[int, ...]] = []
         for pp in self.values("pp", rules.legal_pp(self.shape, self.devices // (inside.tp * inside.cp))):
             for dp in self._data_ranks(inside, pp, rules):
                 rows = dp * inside.micro_batch
                 count = -(-self.global_batch // rows)
+                how = self._sharding(inside, dp, pp)
                 for vpp in self.values("vpp", rules.legal_vpp(self.shape, pp, count, MOST_VIRTUAL)):
                     if self.cut and pp * vpp != len(self.cut):
                         continue
-                    found += [(pp, vpp, dp, count, *how) for how in self._sharding(inside, dp, pp)]
+                    found += [(pp, vpp, dp, count, *one) for one in how]
         return np.array(found, dtype=np.int64).reshape(-1, 6)
 
     def _data_ranks(self, inside: Inside, pp: int, rules: Rules) -> list[int]:
         """As many as there are devices for, and the most that share the batch evenly."""
         inner = inside.tp * inside.cp * pp
         most = self.devices // inner
-        even = next((d for d in range(most, 0, -1) if self.global_batch % (d * inside.micro_batch) == 0), most)
+        least = (1 - MOST_IDLE) * self.devices
+        even = self._even(most, inside.micro_batch, int(least) // inner)
         found = []
         for dp in dict.fromkeys((most, even)):
-            if dp * inner < (1 - MOST_IDLE) * self.devices:
+            if dp * inner < least:
                 rules.refuse("idle", f"dp={dp}")
-            elif (dp * inside.cp * inside.tp) % (inside.ep * inside.etp):
-                rules.refuse("fold", f"ep={inside.ep}")
             elif dp * inside.micro_batch > self.global_batch and dp > 1:
                 rules.refuse("batch", f"dp={dp}")
             else:
                 found.append(dp)
         return self.values("dp", found)
+
+    def _even(self, most: int, rows: int, least: int) -> int:
+        """The most data ranks up to `most` that share the batch evenly; `most` where there are none above `least`."""
+        ranks = range(most, least - 1 if least else 0, -1)
+        return next((dp for dp in ranks if self.global_batch % (dp * rows) == 0), most)
 
     def _sharding(self, inside: Inside, dp: int, pp: int) -> list[tuple[int, int]]:
         """(ZeRO level, ranks that share states; 0 for all)."""

@@ -17,10 +17,10 @@ from hpsearch.estimate.memory import RESERVE, context_bytes
 from hpsearch.estimate.price import Seconds
 from hpsearch.estimate.work import Work
 from hpsearch.space import Space
-from hpsearch.space.bound import Pipes, without_memory_s
+from hpsearch.space.bound import Pipes
 from hpsearch.space.prices import Prices
 from hpsearch.space.rules import Rules
-from hpsearch.space.space import Row
+from hpsearch.space.space import Row, Slot
 from tests.space.drawn import Candidate, a_space, candidates
 from tests.space.naive import step_s
 
@@ -57,7 +57,7 @@ class Held:
 def held(space: Space, group: list[Candidate], prices: Tight) -> Iterator[Held]:
     """`group`: candidates of one inside and one outside."""
     inside, row = group[0].inside, group[0].row
-    number = prices.numbers[inside] if inside in prices.numbers else prices.price(inside)
+    number = prices.price(inside)
     made, priced = list[Priced](), dict[str, tuple[dict[str, Work], dict[str, Seconds]]]()
     peaks = []
     for one in group:
@@ -71,7 +71,7 @@ def held(space: Space, group: list[Candidate], prices: Tight) -> Iterator[Held]:
     once, members = prices.around(number, row).once_s, [(number, row)] * len(group)
     endless, _ = prices.second_bound(members, np.full(len(group), np.inf))
     cutoff, _ = prices.second_bound(members, np.array(steps) * SLACK - once)
-    whole = {"spread": prices.spread_s(number), "sharded": prices.sharded_bound(number, row)}
+    whole = {"spread": prices.spread_s(number), "floor": prices.floor_s}
     for i, one in enumerate(group):
         device = replace(space.cluster.device, memory_bytes=int(peaks[i]) + 1)
         prices.space = replace(space, cluster=replace(space.cluster, device=device))
@@ -79,7 +79,7 @@ def held(space: Space, group: list[Candidate], prices: Tight) -> Iterator[Held]:
         bounds = whole | {"first": first, "second": endless[i] + once, "second, cut off": cutoff[i] + once}
         least = once_s(made[i], prices.rates)
         yield Held(one, {name: (float(bound), steps[i]) for name, bound in bounds.items()} | {
-            "once": (once, least), "first without its pipeline": (first - pipe_s(prices, number, row), least),
+            "once": (once, least), "first without its pipeline": (least_once_s(prices, number, row), least),
         })  # fmt: skip
     prices.space = space
 
@@ -90,11 +90,10 @@ def once_s(made: Priced, rates: Efficiency) -> float:
     return made.around(0.0, 1e9 * forward, 1e9 * backward, rates)[0]
 
 
-def pipe_s(prices: Prices, number: int, row: Row) -> float:
-    """The first bound's pipeline."""
-    pp, vpp, _, m, _, _ = row
-    whole = prices.whole_s[number]
-    return m * whole / pp if vpp > 1 else float(without_memory_s(whole, np.array(float(m)), pp))
+def least_once_s(prices: Prices, number: int, row: Row) -> float:
+    """What the first bound adds to its pipeline."""
+    slot = Slot.of(prices.insides[number])
+    return float(prices.least_once_s(slot, prices.wholes(slot), 0, np.array([row]))[0])
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

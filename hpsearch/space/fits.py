@@ -1,0 +1,33 @@
+"""Whether layouts fit in memory somehow, many at once: a test that all pass that fit, however cut and recomputed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+def fits_somehow(rows: Ints, counts: Floats, held: Floats, kept: Floats, room_bytes: float) -> Bools:
+    """[insides, rows] of `rows` of outsides.
+
+    A layer of kind k has `held[k]` bytes of states ([kinds, 1, rows]) and keeps `kept[k]` ([kinds, insides, 1]) for
+    each micro-batch alive; there are `counts[k]` of them. On stage s, with a_s micro-batches alive at once,
+
+        sum of held + a_s * kept <= room,   with rho <= kept / held of any kind   sum of held <= room / (1 + a_s * rho)
+
+    and the stages together must hold what all layers do. 1F1B has min(m, p - s) alive; the sum of a falling function
+    over 1, 2, ... is at most its integral from 0. Any schedule has one, of every chunk: the first backward comes behind
+    the forward of the whole model.
+    """
+    pp, vpp, m = (rows[:, column].astype(np.float64) for column in (0, 1, 3))
+    total = np.einsum("k,kir->ir", counts, held)
+    rho = np.min(kept / np.maximum(held, 1.0), axis=0)
+    is_plain = vpp == 1 if rows.shape[1] == 6 else (vpp == 1) & (rows[:, 6] == 0)
+    falling = np.where(is_plain, np.minimum(m, pp) - 1, 0.0)
+    last = falling + 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        before = np.where(rho > 0, np.log1p(falling * rho) / rho, falling)
+    return np.asarray(total <= room_bytes * (before + (pp - falling) / (1 + last * rho)) * (1 + 1e-9))
