@@ -21,6 +21,7 @@ from hpsearch.cli.profile import profile_command
 from hpsearch.cli.quickstart import quickstart_command
 from hpsearch.cli.screen import complain
 from hpsearch.cli.search import rules_command, search_command
+from hpsearch.cli.together import together_command
 from hpsearch.errors import HpsearchError
 
 app = typer.Typer(
@@ -50,6 +51,7 @@ def _options(
 app.command("plan")(plan_command)
 app.command("search")(search_command)
 app.command("aim")(aim_command)
+app.command("together")(together_command)
 app.command("rules")(rules_command)
 app.command("estimate")(estimate_command)
 app.command("explain")(explain_command)
