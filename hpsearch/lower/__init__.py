@@ -2,6 +2,7 @@
 
 from hpsearch.lower.lowering import lower
 from hpsearch.lower.parameters import ParamSlot
+from hpsearch.lower.pipeline import PipelineProgram
 from hpsearch.lower.program import BufferSlot, InputSlot, ParallelProgram
 
-__all__ = ["BufferSlot", "InputSlot", "ParallelProgram", "ParamSlot", "lower"]
+__all__ = ["BufferSlot", "InputSlot", "ParallelProgram", "ParamSlot", "PipelineProgram", "lower"]

@@ -52,12 +52,14 @@ def make_actions(
     pieces: Mapping[str, Piece],
     unit_params: Sequence[UnitParams],
     recompute: Mapping[str, str],
+    half: str = "",
 ) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
-    """(actions of forward, actions of backward) of one micro-batch."""
+    """(actions of forward, actions of backward) of one micro-batch. `half` of backward alone: input or weight, with the
+    unit_params of that half."""
     found: dict[str, list[Action]] = {"forward": [], "backward": []}
     for phase, actions in found.items():
         places = [i for i, unit in enumerate(units) if unit.phase == phase]
-        _phase(actions, places, units, pieces, unit_params, recompute)
+        _phase(actions, places, units, pieces, unit_params, recompute, half)
     return tuple(found["forward"]), tuple(found["backward"])
 
 
@@ -68,6 +70,7 @@ def _phase(
     pieces: Mapping[str, Piece],
     unit_params: Sequence[UnitParams],
     recompute: Mapping[str, str],
+    half: str,
 ) -> None:
     def act(verb: str, place: int, round_: int = 0) -> None:
         actions.append(Action(verb, place, f"{verb} {units[place]}", round_))
@@ -87,10 +90,11 @@ def _phase(
             act("gather.wait", place)
         if unit.phase == "forward":
             act("forward", place)
-        else:
+        if unit.phase == "backward" and half != "weight":
             if recompute.get(piece.graph) == "full":
                 act("recompute", place)
             act("backward_input", place)
+        if unit.phase == "backward" and half != "input":
             act("backward_weight", place)
         if unit_params[place].frees:
             act("free", place)

@@ -39,8 +39,8 @@ class MicroBatch:
     training: bool = True
     last: bool = False
     """Whether gradients that are reduced once a step go now."""
-    kept: list[Tensor] = field(default_factory=list)
-    """What backward_input hands to backward_weight."""
+    kept: dict[int, list[Tensor]] = field(default_factory=dict)
+    """Unit → what its backward_input hands to its backward_weight."""
 
 
 class _Sum:
@@ -78,6 +78,8 @@ class Bound:
         }
         exec(program.compiled, self.functions)
         self._slots: dict[str, ParamSlot] = {slot.fqn: slot for slot in program.params}
+        self._does = program.unit_params
+        """What units do about parameters in the actions that run: in the whole of backward, or in half of it."""
         self._gathered: dict[tuple[str, str], Tensor] = {}
         """(parameter, used layout) → the parameter as ops use it."""
         self._flying: dict[int, tuple[int, dict[str, Tensor]]] = {}
@@ -133,7 +135,7 @@ class Bound:
         whole step are let go.
         """
         with self._unless_it_fails():
-            places = [i for i, does in enumerate(self.program.unit_params) if does.reduces]
+            places = [i for i, does in enumerate(self._does) if does.reduces]
             for place in places:
                 self._issue_reduce(place, due=lambda slot: True)
             for place in places:
@@ -218,9 +220,7 @@ class Bound:
 
     def _issue_gather(self, place: int, batch: MicroBatch) -> None:
         unit, piece = self._place(place)
-        wanted = [
-            n for n in self.program.unit_params[place].gathers if self._key(unit, piece.uses[n]) not in self._gathered
-        ]
+        wanted = [n for n in self._does[place].gathers if self._key(unit, piece.uses[n]) not in self._gathered]
         stored = {n: batch.params[self.program.fqn(unit, n)] for n in wanted}
         self._flying[place] = (0, stored)
         self._advance(place, "gather")
@@ -250,7 +250,7 @@ class Bound:
 
     def _free(self, place: int) -> None:
         unit, piece = self._place(place)
-        for local in self.program.unit_params[place].frees:
+        for local in self._does[place].frees:
             key = self._key(unit, piece.uses[local])
             if self._slots[key[0]].residency != "step":
                 self._gathered.pop(key)
@@ -295,14 +295,15 @@ class Bound:
             taken = dict(zip(unit.reads, self._take(place, batch, unit.reads), strict=True))
             saved, tangents = [taken[n] for n in piece.saved], [taken[n] for n in piece.tangents]
             del taken
-        grads, batch.kept = self._run("backward_input", unit, piece, piece.backward.input, batch, saved, tangents)
+        grads, batch.kept[place] = self._run(
+            "backward_input", unit, piece, piece.backward.input, batch, saved, tangents
+        )
         batch.env.update(zip(unit.writes, grads, strict=True))
 
     def _backward_weight(self, place: int, batch: MicroBatch) -> None:
         unit, piece = self._place(place)
         assert piece.backward is not None
-        kept, batch.kept = batch.kept, []
-        grads = self._run("backward_weight", unit, piece, piece.backward.weight, batch, kept)
+        grads = self._run("backward_weight", unit, piece, piece.backward.weight, batch, batch.kept.pop(place))
         for local, grad in grads.items():
             fqn = self.program.fqn(unit, local)
             grad = grad.to(self._slots[fqn].master_dtype)
@@ -311,7 +312,7 @@ class Bound:
     def _issue_reduce(self, place: int, due: Callable[[ParamSlot], bool]) -> None:
         unit, piece = self._place(place)
         tensors: dict[str, Tensor] = {}
-        for local in self.program.unit_params[place].reduces:
+        for local in self._does[place].reduces:
             fqn = self.program.fqn(unit, local)
             key = fqn, str(piece.uses[local].gradient)
             if key in self._sums and due(self._slots[fqn]):

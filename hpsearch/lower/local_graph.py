@@ -22,6 +22,7 @@ from hpsearch.layout import Layout, Mesh
 from hpsearch.lower.localize import localize
 from hpsearch.lower.redistribution import redistribute_value
 from hpsearch.lower.render import Local, render_call
+from hpsearch.lower.stage_graph import VALUE
 from hpsearch.lower.statement import LocalValue, Statement
 from hpsearch.plan.decisions import GraphDecisions
 
@@ -63,7 +64,7 @@ class _Localization:
 
     def visit(self, node: fx.Node) -> None:
         if node.op == "placeholder":
-            self._define(node.name, node.name, node.meta["val"])
+            self._define(node.name, node.meta.get(VALUE, node.name), node.meta["val"])
         elif node.op == "call_function" and node.target is operator.getitem:
             return  # named where its tuple is made
         elif node.op == "call_function":

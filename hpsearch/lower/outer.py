@@ -6,6 +6,7 @@ exchange tensors by their names in the outer graph.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpsearch.errors import LoweringError
@@ -55,12 +56,19 @@ class _Halves:
     param_grads: dict[str, str] = field(default_factory=dict)
 
 
-def cut_outer(local: LocalGraph, uses: dict[str, ParamUse], block_names: dict[str, str]) -> Outer:
-    """Cuts the outer graph at its calls. `block_names`: block class → its piece's name.
+def cut_outer(
+    local: LocalGraph,
+    uses: dict[str, ParamUse],
+    block_names: dict[str, str],
+    gives_back: Sequence[str] = (),
+    prefix: str = "outer",
+) -> Outer:
+    """Cuts the outer graph at its calls. `block_names`: block class → its piece's name. `gives_back`: local names that
+    backward leaves for another stage. Pieces are called `prefix` and their place.
 
     Works from the last unit to the first, because what a segment must leave is what later units read.
     """
-    cutter = _Cutter(local)
+    cutter = _Cutter(local, gives_back, prefix)
     units: list[Unit] = []
     for place, phase, group in reversed(_segments(local)):
         if group[0].kind == "call":
@@ -77,17 +85,17 @@ def cut_outer(local: LocalGraph, uses: dict[str, ParamUse], block_names: dict[st
             cutter.drop(place, phase)
     cutter.check()
     pieces = {
-        f"outer_{place}": make_piece(f"outer_{place}", local, uses, **vars(cutter.halves[place]))
+        f"{prefix}_{place}": make_piece(f"{prefix}_{place}", local, uses, **vars(cutter.halves[place]))
         for place in sorted(cutter.halves)
     }
     return Outer(pieces, tuple(reversed(units)))
 
 
 class _Cutter:
-    def __init__(self, local: LocalGraph) -> None:
-        graph = local.graph
+    def __init__(self, local: LocalGraph, gives_back: Sequence[str], prefix: str) -> None:
+        graph, self.prefix = local.graph, prefix
         self.graph, self.sources = graph, sources_of(local)
-        self.later = {local.name(value) for value in graph.outputs}
+        self.later = {*(local.name(value) for value in graph.outputs), *gives_back}
         """Names that units behind the present one read."""
         self.ahead = {w for s in local.statements if s.phase == "forward" for w in s.writes}
         self.ahead |= {local.name(value) for value in graph.inputs}
@@ -101,7 +109,7 @@ class _Cutter:
         writes = self._leaves(group)
         half = self.halves.setdefault(place, _Halves())
         half.forward, half.outputs = make_part(needed(group, writes), writes, self.sources), writes
-        return Unit(f"outer_{place}", "forward", -1, -1, half.forward.reads, writes)
+        return Unit(f"{self.prefix}_{place}", "forward", -1, -1, half.forward.reads, writes)
 
     def backward(self, place: int, group: list[Statement]) -> Unit:
         """Takes tensors of forward (`saved`) first, then gradients (`tangents`)."""
@@ -113,7 +121,7 @@ class _Cutter:
         half.tangents = tuple(n for n in half.backward.input.reads if n not in self.ahead)
         half.input_grads = writes
         saved = tuple(n for n in half.backward.input.reads if n in self.ahead)
-        return Unit(f"outer_{place}", "backward", -1, -1, (*saved, *half.tangents), writes)
+        return Unit(f"{self.prefix}_{place}", "backward", -1, -1, (*saved, *half.tangents), writes)
 
     def drop(self, place: int, phase: str) -> None:
         """Forgets half a segment from which nothing follows."""

@@ -42,12 +42,14 @@ class Piece:
     code: str
 
     def param_names(self, phase: str) -> tuple[str, ...]:
-        """Parameters that a phase reads, by their names in the graph."""
+        """Parameters that a phase reads, by their names in the graph; backward's halves are input and weight."""
         parts: list[Part] = []
         if phase == "forward" and self.forward is not None:
             parts = [self.forward]
-        if phase == "backward" and self.backward is not None:
-            parts = [self.backward.input, self.backward.weight]
+        if phase in ("backward", "input") and self.backward is not None:
+            parts.append(self.backward.input)
+        if phase in ("backward", "weight") and self.backward is not None:
+            parts.append(self.backward.weight)
         read = {name for part in parts for name in part.params}
         return tuple(local for local, use in self.uses.items() if use.name in read)
 

@@ -41,6 +41,34 @@ class BufferSlot:
 
 
 @dataclass(frozen=True)
+class Passed:
+    """A tensor that one stage hands to another."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of a rank's piece."""
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class StageEnds:
+    """What a stage of a pipeline takes and gives, and the two halves of its backward."""
+
+    index: int
+    leaves: tuple[str, ...]
+    """Tensors of the batch that it reads: its first inputs; `takes` are the others."""
+    takes: tuple[Passed, ...]
+    gives: tuple[str, ...]
+    takes_back: tuple[Passed, ...]
+    gives_back: tuple[str, ...]
+    input_params: tuple[UnitParams, ...]
+    """As `unit_params`, of backward's input half."""
+    weight_params: tuple[UnitParams, ...]
+    input_actions: tuple[Action, ...]
+    weight_actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True)
 class ParallelProgram:
     """A training step that every rank runs alike.
 
@@ -76,6 +104,8 @@ class ParallelProgram:
     tangent_name: str
     tangent_dtype: torch.dtype
     code: str
+    ends: StageEnds | None = None
+    """Of a stage of a pipeline; a whole model has none."""
 
     @property
     def actions(self) -> tuple[Action, ...]:

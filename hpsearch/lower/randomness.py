@@ -22,7 +22,7 @@ def refuse_random(model: ModelGraph, graphs: Mapping[str, fx.Graph], plan: Plan)
     """Raises LoweringError for an op that draws random numbers on several ranks, or in a forward that runs again."""
     again = {name for name, choice in plan.file.job.recompute.items() if choice == "full"}
     for graph, _ in model.pieces():
-        if plan.mesh.num_ranks == 1 and graph.name not in again:
+        if plan.num_ranks == 1 and graph.name not in again:
             continue
         sources = {op.name: op.source for op in graph.ops}
         for node in graphs[graph.name].nodes:

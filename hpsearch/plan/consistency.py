@@ -13,6 +13,7 @@ from hpsearch.graph import ModelGraph, Op, OpGraph
 from hpsearch.layout import Layout
 from hpsearch.plan.decisions import GraphDecisions, decisions_of
 from hpsearch.plan.fingerprint import parameter_differences, step_differences
+from hpsearch.plan.pipeline import stage_faults
 from hpsearch.plan.schema import PlanFile
 
 Fault = tuple[str, str]
@@ -29,6 +30,7 @@ def check_consistency(file: PlanFile, model: ModelGraph, subject: str) -> None:
         _rules(file, model),
         _parameters(file, decisions),
         _inputs(file, model, decisions[model.outer.name]),
+        stage_faults(file, model),
     ):
         for problem, remedy in faults:
             raise PlanError(subject, problem, remedy)

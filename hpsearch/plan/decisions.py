@@ -13,6 +13,7 @@ from hpsearch.errors import PlanError
 from hpsearch.graph import Call, ModelGraph, Op, OpGraph
 from hpsearch.layout import Layout, Placement
 from hpsearch.plan.schema import PlanFile
+from hpsearch.plan.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -106,3 +107,14 @@ def decisions_of(file: PlanFile, model: ModelGraph) -> dict[str, GraphDecisions]
     }
     outer = GraphDecisions(model.outer, axes, file.placements.get(model.outer.name, {}), blocks)
     return blocks | {model.outer.name: outer}
+
+
+def stage_decisions(file: PlanFile, model: ModelGraph, stage: Stage) -> dict[str, GraphDecisions]:
+    """The decisions of every graph of one stage: those of the whole model; what arrives is as its maker leaves it."""
+    whole = decisions_of(file, model)
+    outer = whole[model.outer.name]
+    placements = dict(outer.placements)
+    for name in (*stage.takes, *stage.takes_back):
+        placements[name] = {axis: f"->{outer.made[name][axis]}" for axis in outer.axes}
+    blocks = {name: whole[name] for name in stage.graph.blocks}
+    return blocks | {model.outer.name: GraphDecisions(stage.graph.outer, outer.axes, placements, blocks)}

@@ -14,6 +14,7 @@ from hpsearch.graph import ITEM_BYTES
 from hpsearch.layout import Layout, Mesh, Placement
 from hpsearch.layout.mesh import SPLIT_ORDER
 from hpsearch.plan.numbers import prediction, proof
+from hpsearch.plan.pipeline import pipeline_faults
 from hpsearch.plan.schema import ParamEntry, PlanFile
 
 RECOMPUTE = ("none", "full")
@@ -30,7 +31,7 @@ Fault = tuple[str, str]
 
 def check_legality(file: PlanFile, subject: str) -> None:
     """Raises PlanError with the first field that contradicts another, or names something that does not exist."""
-    for faults in (_mesh, _job, _inputs, _parameters, _placements, _collectives, prediction, proof):
+    for faults in (_mesh, _job, _inputs, _parameters, _placements, _collectives, pipeline_faults, prediction, proof):
         for problem, remedy in faults(file):
             raise PlanError(subject, problem, remedy)
 
@@ -58,9 +59,11 @@ def _mesh(file: PlanFile) -> Iterator[Fault]:
         if axis.size < 2:
             yield f"mesh: axis {axis.name} has size {axis.size}, expected at least 2", "Leave out axes of size 1."
     degrees = {axis.name: axis.size for axis in file.mesh}
-    product = " x ".join(f"{name}={size}" for name, size in degrees.items()) or "no axis"
-    if prod(degrees.values()) != file.cluster.devices:
-        found = f"{product} gives {prod(degrees.values())}"
+    ranks = {"pp": file.pipeline.ranks} if file.pipeline else {}
+    product = " x ".join(f"{name}={size}" for name, size in {**ranks, **degrees}.items()) or "no axis"
+    total = prod((*ranks.values(), *degrees.values()))
+    if total != file.cluster.devices:
+        found = f"{product} gives {total}"
         remedy = "The product of the degrees must be the number of devices."
         yield f"mesh: expected {file.cluster.devices} devices (cluster.devices), but {found}", remedy
     right = {axis.name: axis.stride for axis in Mesh.of(**degrees).axes}

@@ -57,6 +57,23 @@ class Plan:
         return Mesh(tuple(MeshAxis(a.name, a.size, a.stride, a.tier) for a in self.file.mesh))
 
     @property
+    def pipeline_ranks(self) -> int:
+        """Degree of pipelining; each pipeline rank is a whole mesh."""
+        return self.file.pipeline.ranks if self.file.pipeline else 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices of the plan."""
+        return self.pipeline_ranks * self.mesh.num_ranks
+
+    @property
+    def layout_text(self) -> str:
+        """`pp=2 x dp_shard=4`; the mesh alone without a pipeline."""
+        if self.file.pipeline is None:
+            return str(self.mesh)
+        return f"pp={self.pipeline_ranks}" + (f" x {self.mesh}" if self.mesh.axes else "")
+
+    @property
     def micro_batch_rows(self) -> int:
         """Rows of one micro-batch over all ranks."""
         return self.file.job.global_batch // self.file.job.micro_batches
@@ -131,7 +148,7 @@ class Plan:
         edited = " (edited by hand: the prediction and certificate are of the original)" if self.is_edited else ""
         return (
             f"{self.file.model.name} on {counted(self.file.cluster.devices, 'device')} of {self.file.cluster.name}: "
-            f"{self.mesh}, {counted(job.micro_batches, 'micro-batch')} of {counted(self.micro_batch_rows, 'row')}, "
+            f"{self.layout_text}, {counted(job.micro_batches, 'micro-batch')} of {counted(self.micro_batch_rows, 'row')}, "
             f"predicted step {predicted.step_s:.4g} s, {predicted.peak_bytes / 2**30:.3g} GiB a device{edited}"
         )
 

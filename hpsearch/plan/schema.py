@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from hpsearch.schedule import Schedule
+
 SCHEMA = "hpsearch.plan/1"
 
 
@@ -116,6 +118,43 @@ class PredictedEntry(_Frozen):
     field, and so shows: these numbers and the certificate are then of the original."""
 
 
+class StageEntry(_Frozen):
+    blocks: tuple[str, ...]
+    """FQN prefixes of the repeated modules that it holds, in call order. Everything else follows from them."""
+    parameters: tuple[str, ...]
+    """Parameters outside of those that it uses; one that several stages use stands on each of them."""
+    takes: tuple[str, ...] = ()
+    """Values of the outer graph that come from the stage before, in forward."""
+    takes_back: tuple[str, ...] = ()
+    """Values that come from the stage behind, in backward."""
+    forward_s: float = 0.0
+    """Predicted seconds of one micro-batch's forward, and of the two halves of its backward."""
+    input_s: float = 0.0
+    weight_s: float = 0.0
+    step_s: float = 0.0
+    """Predicted seconds that it spends once a step: reductions and gathers that nothing hides, the update."""
+    hop_s: float = 0.0
+    """Predicted seconds until what it gives one micro-batch is at the next stage."""
+    bytes: dict[str, int] = {}
+    """Peak bytes of a device that holds the stage alone, by category, activations of all micro-batches in flight."""
+
+
+class PipelineEntry(_Frozen):
+    """Pipeline ranks are outermost: the devices of one are neighbours, and each has the plan's mesh."""
+
+    ranks: int
+    tier: str
+    kind: str
+    """The schedule that the actions were made as: gpipe, 1f1b, interleaved, zb-h1, interleaved-zb, zbv, dualpipev."""
+    actions: tuple[str, ...]
+    """What runs: one line for each pipeline rank, `0F0 0F1 0B0 …` (see hpsearch.schedule)."""
+    stages: tuple[StageEntry, ...]
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule.parse("\n".join(self.actions))
+
+
 class Refusal(_Frozen):
     candidate: str
     """`tp=8 dp_shard=8 micro_batches=4`."""
@@ -153,6 +192,8 @@ class PlanFile(_Frozen):
     collectives: tuple[CollectiveEntry, ...]
     predicted: PredictedEntry
     certificate: CertificateEntry
+    pipeline: PipelineEntry | None = None
+    """Stages and schedule; absent where one mesh holds the whole model."""
     environment: dict[str, str] = {}
     """Variable of the launch → what it may be if it is set, where the plan's overlap rests on it; see
     `hpsearch.plan.environment`."""

@@ -13,7 +13,7 @@ WIDTH = 120
 
 def write_plan(plan: PlanFile) -> bytes:
     """JSON with sorted keys, floats as Python's shortest round-trip text, UTF-8, one newline at the end."""
-    return (render(plan.model_dump(mode="json")) + "\n").encode("utf-8")
+    return (render(plan.model_dump(mode="json", exclude_none=True)) + "\n").encode("utf-8")
 
 
 def render(tree: object, indent: str = "") -> str:

@@ -43,13 +43,12 @@ def _counts_here(gradient: torch.Tensor) -> bool:
     return all(c == 0 or not p.is_replicate() for c, p in zip(coordinate, gradient.placements, strict=True))
 
 
-def clip(parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-    """Scale all gradients so that their global norm is at most `max_norm`; the norm before. Collective.
+def clip(parameters: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """Scale all gradients so that their global norm, which is `norm`, is at most `max_norm`; the norm before.
 
     The factor is torch.nn.utils.clip_grad_norm_'s: max_norm / (norm + 1e-6), at most 1.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = global_norm(gradients, norm_type)
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient

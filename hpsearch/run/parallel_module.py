@@ -20,12 +20,13 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from hpsearch.errors import BatchError, InternalError
-from hpsearch.lower import ParallelProgram
+from hpsearch.lower import ParallelProgram, PipelineProgram
 from hpsearch.plan import Plan
 from hpsearch.run import checkpoint, gradients
 from hpsearch.run.batch import Batch, RowSampler, check, leaves, normal, signature, with_leaves
 from hpsearch.run.intake import Intake
 from hpsearch.run.launch import is_launched, together
+from hpsearch.run.pipeline import PipelineStepper
 from hpsearch.run.ranks import Ranks
 from hpsearch.run.saving import Saver, Saving
 from hpsearch.run.stepper import Built, Stepper
@@ -57,7 +58,7 @@ class ParallelModule(nn.Module):
         return self._seen().plan
 
     @property
-    def program(self) -> ParallelProgram:
+    def program(self) -> ParallelProgram | PipelineProgram:
         """The program for the first batch's shapes; `.code` is what every rank runs."""
         return self._seen().program
 
@@ -84,14 +85,14 @@ class ParallelModule(nn.Module):
             with torch.enable_grad(), _mode(self._model, self.training):
                 self.__dict__["_built"] = self._build(normal(batch, self._global_batch), None)
             self.__dict__["_mode"] = self.training
-            if is_launched() or self.plan.mesh.num_ranks == 1:
+            if is_launched() or self.plan.num_ranks == 1:
                 self._materialise()
         return self
 
     def _materialise(self) -> None:
         """Take this process's place and fill its pieces. Raises LaunchError when the ranks are not there."""
         if self._store is None:
-            ranks = Ranks.join(self.plan.mesh)
+            ranks = Ranks.join(self.plan.mesh, self.program)
             store = Store(self.program, ranks)
             together("initial values", lambda: store.fill(self._model, self, self._seed))
             self.__dict__.update(_ranks=ranks, _store=store)
@@ -113,7 +114,8 @@ class ParallelModule(nn.Module):
             return stepper.evaluate(store.local(), store.buffers, inputs)
         names = [fqn for fqn, p in store.params.items() if p.requires_grad]
         parameters = (store.params[name] for name in names)
-        return _Loss.apply(stepper, store, inputs, names, *parameters)  # type: ignore[no-any-return]
+        anchor = torch.zeros((), requires_grad=True)  # a pipeline rank may hold nothing that is trained
+        return _Loss.apply(stepper, store, inputs, names, anchor, *parameters)  # type: ignore[no-any-return]
 
     def step(self, batch: Batch) -> torch.Tensor:
         """Forward and backward of one step: adds to every `.grad` and returns the detached loss.
@@ -129,14 +131,16 @@ class ParallelModule(nn.Module):
                 parameter.grad = grad if parameter.grad is None else parameter.grad + grad
         return loss
 
-    def _receive(self, batch: Batch) -> tuple[Stepper, list[list[torch.Tensor]]]:
+    def _receive(self, batch: Batch) -> tuple[Stepper | PipelineStepper, list[list[torch.Tensor]]]:
         """The stepper for this shape of batch, and the batch as its inputs. Collective."""
         self.prepare(batch)
         self._materialise()
         local, num_items = self._intake.receive(leaves(batch))
         key = self.training, signature(local)
         if key not in self._steppers:
-            self._steppers[key] = Stepper(self._built_for(batch, local), self._ranks, self._store.written)
+            built = self._built_for(batch, local)
+            kind = PipelineStepper if isinstance(built.program, PipelineProgram) else Stepper
+            self._steppers[key] = kind(built, self._ranks, self._store.written)
         stepper = self._steppers[key]
         return stepper, stepper.micro_batches(local, num_items)
 
@@ -186,11 +190,13 @@ class ParallelModule(nn.Module):
 
     def grad_norm(self, norm_type: float = 2.0) -> torch.Tensor:
         """The norm of all gradients as one vector, the same under any layout. Collective."""
-        return gradients.global_norm((p.grad for p in self.parameters() if p.grad is not None), norm_type)
+        counts = self._need_store().counts
+        found = (p.grad for name, p in self.named_parameters() if p.grad is not None and counts(name))
+        return gradients.global_norm(found, norm_type)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale the gradients so that their norm is at most `max_norm`; returns the norm before. Collective."""
-        return gradients.clip(self.parameters(), max_norm, norm_type)
+        return gradients.clip(self.parameters(), self.grad_norm(norm_type), max_norm)
 
     # Names, files
 
@@ -258,7 +264,9 @@ class _Loss(torch.autograd.Function):
     """The whole step as one differentiable number of the stored parameters."""
 
     @staticmethod
-    def forward(ctx: Any, stepper: Stepper, store: Store, inputs: Any, names: list[str], *params: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, stepper: Any, store: Store, inputs: Any, names: list[str], _anchor: Any, *params: Any
+    ) -> torch.Tensor:
         ctx.store, ctx.names = store, names
         loss, ctx.backward_of = stepper.forward_train(store.local(), store.buffers, inputs)
         return loss
@@ -270,7 +278,7 @@ class _Loss(torch.autograd.Function):
             raise RuntimeError("the loss of a parallel model can be differentiated once; call the model again")
         local, ctx.backward_of = ctx.backward_of(grad), None
         found = ctx.store.gradients(local)
-        return (None, None, None, None, *(found.get(name) for name in ctx.names))
+        return (None, None, None, None, None, *(found.get(name) for name in ctx.names))
 
 
 @contextmanager

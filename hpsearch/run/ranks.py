@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from hpsearch.layout import Layout, Mesh
+from hpsearch.lower import ParallelProgram, PipelineProgram
 from hpsearch.run import shards
 from hpsearch.run.launch import local_device, require
 
@@ -16,16 +18,33 @@ from hpsearch.run.launch import local_device, require
 @dataclass(frozen=True)
 class Ranks:
     mesh: Mesh
+    """Of the whole job, or of one pipeline rank."""
     device: torch.device
     device_mesh: DeviceMesh
+    """Of the ranks of this pipeline rank."""
     rank: int
+    """In the whole job."""
+    pipeline: dist.ProcessGroup | None = None
+    """The ranks at this place of every pipeline rank, in order; None without a pipeline."""
+    shared: Mapping[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    """Pipeline ranks that hold a parameter together, this one among them → the group of this place's."""
 
     @staticmethod
-    def join(mesh: Mesh) -> Ranks:
+    def join(mesh: Mesh, program: ParallelProgram | PipelineProgram) -> Ranks:
         """Take this process's place. Collective; raises LaunchError when the ranks are not there."""
-        require(mesh.num_ranks)
+        pipelined = isinstance(program, PipelineProgram)
+        degree = len(program.schedule.ranks) if pipelined else 1
+        require(degree * mesh.num_ranks)
         device = local_device()
-        return Ranks(mesh, device, shards.device_mesh(mesh, device.type), dist.get_rank())
+        if not pipelined:
+            return Ranks(mesh, device, shards.device_mesh(mesh, device.type), dist.get_rank())
+        own, pipeline = shards.stage_mesh(mesh, degree, device.type)
+        holders = dict.fromkeys(ranks for ranks in program.holders.values() if len(ranks) > 1)
+        return Ranks(mesh, device, own, dist.get_rank(), pipeline, _shared_groups(mesh, list(holders)))
+
+    @property
+    def pipeline_rank(self) -> int:
+        return self.rank // self.mesh.num_ranks
 
     @property
     def coordinate(self) -> dict[str, int]:
@@ -48,6 +67,17 @@ class Ranks:
     def as_dtensor(self, local: torch.Tensor, shape: tuple[int, ...], layout: Layout) -> torch.Tensor:
         """The local piece as a DTensor of global `shape`; no communication, no copy."""
         return shards.as_dtensor(local, shape, layout, self.mesh, self.device_mesh)
+
+
+def _shared_groups(mesh: Mesh, holders: list[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """For each set of pipeline ranks, a group at every place of the mesh; those that this rank is in. Collective."""
+    found, (own, place) = {}, divmod(dist.get_rank(), mesh.num_ranks)
+    for ranks in holders:
+        for inner in range(mesh.num_ranks):
+            group = dist.new_group([rank * mesh.num_ranks + inner for rank in ranks])
+            if inner == place and own in ranks:
+                found[ranks] = group
+    return found
 
 
 def data_index(mesh: Mesh, rank: int) -> int:

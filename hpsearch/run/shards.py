@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from hpsearch.errors import InternalError
 from hpsearch.layout import Layout, Mesh
 
+PIPELINE = "pp"
+"""Name of the pipeline axis, which stands in front of those of the mesh."""
 SOLO = "solo"
 """Axis name of the mesh of one device; a DeviceMesh needs an axis."""
 
@@ -26,6 +29,17 @@ def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
     sizes, strides = [a.size for a in mesh.axes], [a.stride for a in mesh.axes]
     ranks = torch.arange(mesh.num_ranks, dtype=torch.int).as_strided(sizes, strides)
     return DeviceMesh(device_type, ranks, mesh_dim_names=mesh.names)
+
+
+def stage_mesh(mesh: Mesh, degree: int, device_type: str) -> tuple[DeviceMesh, dist.ProcessGroup]:
+    """The mesh of this rank's pipeline rank, out of `degree` that stand one behind the other, and the group of this
+    rank's place on all of them. Collective on all ranks."""
+    sizes, strides = [a.size for a in mesh.axes] or [1], [a.stride for a in mesh.axes] or [1]
+    count = mesh.num_ranks
+    ranks = torch.arange(degree * count, dtype=torch.int).as_strided([degree, *sizes], [count, *strides])
+    names = mesh.names or (SOLO,)
+    whole = DeviceMesh(device_type, ranks, mesh_dim_names=(PIPELINE, *names))
+    return whole[names], whole.get_group(PIPELINE)
 
 
 def placements(layout: Layout, mesh: Mesh) -> tuple[Placement, ...]:

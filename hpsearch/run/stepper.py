@@ -12,7 +12,7 @@ import torch
 from hpsearch.errors import BatchError, InternalError
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import DATA_AXES, Layout
-from hpsearch.lower import ParallelProgram
+from hpsearch.lower import ParallelProgram, PipelineProgram
 from hpsearch.plan import Plan
 from hpsearch.run.batch import Batch, Leaf, leaves
 from hpsearch.run.ranks import Ranks
@@ -31,7 +31,7 @@ class Built:
 
     graph: ModelGraph
     plan: Plan
-    program: ParallelProgram
+    program: ParallelProgram | PipelineProgram
     batch: Batch
     """The global batch of one step it was made for; only shapes and dtypes matter."""
 
@@ -51,15 +51,11 @@ def _batch_dim(per_row: tuple[int, ...]) -> int | None:
     return dims[0] if dims else None
 
 
-class Stepper:
-    """Runs one program. Tensors in and out are local pieces; `params` and gradients are by FQN."""
+class StepInputs:
+    """The batches of one program, cut into micro-batches."""
 
-    def __init__(self, built: Built, ranks: Ranks, written: Callable[[], int]) -> None:
-        """`written`: a number that grows whenever a parameter is written to."""
-        self.built, self.ranks, self._written = built, ranks, written
-        self.bound = built.program.bind(ranks.groups, ranks.coordinate, ranks.device)
-        self.sums = built.graph.adds_up
-        self._version = -1
+    def __init__(self, built: Built, ranks: Ranks) -> None:
+        self.built, self.ranks = built, ranks
 
     def micro_batches(self, local: Mapping[str, torch.Tensor], num_items: int | None) -> list[Inputs]:
         """The local batch (rows of this data rank) as inputs of the program, one list for each micro-batch."""
@@ -80,6 +76,19 @@ class Stepper:
                 found_shape = list(found[slot.name].shape)
                 raise InternalError(f"input {slot.name}", f"expected {list(slot.local_shape)}, but cut {found_shape}")
         return list(found.values())
+
+
+class Stepper(StepInputs):
+    """Runs one program. Tensors in and out are local pieces; `params` and gradients are by FQN."""
+
+    def __init__(self, built: Built, ranks: Ranks, written: Callable[[], int]) -> None:
+        """`written`: a number that grows whenever a parameter is written to."""
+        super().__init__(built, ranks)
+        assert isinstance(built.program, ParallelProgram)
+        self._written = written
+        self.bound = built.program.bind(ranks.groups, ranks.coordinate, ranks.device)
+        self.sums = built.graph.adds_up
+        self._version = -1
 
     def evaluate(self, params: Tensors, buffers: Tensors, batches: list[Inputs]) -> torch.Tensor:
         """The loss of all micro-batches, without gradients."""

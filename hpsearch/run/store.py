@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpsearch.errors import CheckpointError, InternalError
-from hpsearch.lower import ParallelProgram, ParamSlot
+from hpsearch.lower import ParallelProgram, ParamSlot, PipelineProgram
 from hpsearch.run import initial
 from hpsearch.run.pretrained import match
 from hpsearch.run.ranks import Ranks
@@ -20,11 +20,14 @@ from hpsearch.run.tree import hang, persistent_buffers
 class Store:
     """This rank's pieces of one model, hung under a root module at the model's own names."""
 
-    def __init__(self, program: ParallelProgram, ranks: Ranks) -> None:
-        self.ranks = ranks
-        self.slots: dict[str, ParamSlot] = {slot.fqn: slot for slot in program.params}
-        self.first = {name: slot.fqn for slot in program.params for name in (slot.fqn, *slot.aliases)}
+    def __init__(self, program: ParallelProgram | PipelineProgram, ranks: Ranks) -> None:
+        self.ranks, self.program = ranks, program
+        own = program.params_of(ranks.pipeline_rank) if isinstance(program, PipelineProgram) else program.params
+        self.slots: dict[str, ParamSlot] = {slot.fqn: slot for slot in own}
+        self.first = {name: slot.fqn for slot in own for name in (slot.fqn, *slot.aliases)}
         """Any name of a parameter → its first."""
+        self.elsewhere = {n: s.fqn for s in program.params for n in (s.fqn, *s.aliases) if n not in self.first}
+        """Names of parameters that only other pipeline ranks hold."""
         self.params: dict[str, nn.Parameter] = {}
         self.buffers: dict[str, torch.Tensor] = {}
 
@@ -44,6 +47,8 @@ class Store:
             hang(root, name, buffer, persistent=name in persistent)
 
     def _keep(self, name: str, full: torch.Tensor) -> None:
+        if name in self.elsewhere:
+            return
         if name not in self.first:
             self.buffers[name] = full.to(self.ranks.device, copy=True)
             return
@@ -56,6 +61,12 @@ class Store:
         """Local pieces by FQN, sharing memory with the parameters."""
         with torch.no_grad():
             return {fqn: local_of(p) for fqn, p in self.params.items()}
+
+    def counts(self, fqn: str) -> bool:
+        """Whether this rank's copy of a parameter stands for it: the first pipeline rank's that holds it."""
+        if not isinstance(self.program, PipelineProgram):
+            return True
+        return self.program.holders[fqn][0] == self.ranks.pipeline_rank
 
     def written(self) -> int:
         """Grows whenever a parameter is written to, through its DTensor (optimizers) or its piece (loading)."""
@@ -70,7 +81,7 @@ class Store:
     def load(self, state: Mapping[str, torch.Tensor], source: str, *, strict: bool) -> None:
         """Copy in tensors by full name: plain global ones, or DTensors in any layout; collective if there are any."""
         wanted = {**self.first, **{name: name for name in self.buffers}}
-        unexpected = [name for name in state if name not in wanted]
+        unexpected = [name for name in state if name not in wanted and name not in self.elsewhere]
         missing = [fqn for fqn, slot in self.slots.items() if not any(n in state for n in (fqn, *slot.aliases))]
         reshaped = [n for n in state if n in self.first and tuple(state[n].shape) != self.slots[self.first[n]].shape]
         problems = [

@@ -17,6 +17,7 @@ from hpsearch.plan import (
     JobEntry,
     ModelEntry,
     ParamEntry,
+    PipelineEntry,
     Plan,
     PlanFile,
     PredictedEntry,
@@ -37,6 +38,17 @@ LISTED_REFUSALS = 40
 
 
 @dataclass(frozen=True, eq=False)
+class PipelineFound:
+    """What a plan says of its pipeline, and of its fullest rank."""
+
+    entry: PipelineEntry
+    compute_s: float
+    """Of the busiest rank."""
+    bytes: dict[str, int]
+    space: str = ""
+
+
+@dataclass(frozen=True, eq=False)
 class Found:
     """A candidate with its optimum."""
 
@@ -45,6 +57,7 @@ class Found:
     objective_s: float
     label: str
     workspace_bytes: int
+    pipeline: PipelineFound | None = None
 
     def state(self, key: tuple[str, str]) -> int:
         return self.choice[self.table.keys.index(key)]
@@ -76,6 +89,7 @@ def plan_of(model: ModelGraph, cluster: Cluster, found: Found, certificate: Cert
         collectives=(),
         predicted=_predicted(found, 0.0),
         certificate=_certificate(found, certificate),
+        pipeline=found.pipeline.entry if found.pipeline else None,
         versions=_versions(),
     )
     dtypes = (table.job.recipe.compute, table.job.recipe.reduce)
@@ -180,6 +194,24 @@ def _placements(found: Found) -> dict[str, dict[str, dict[str, str]]]:
 
 def _predicted(found: Found, communication_s: float) -> PredictedEntry:
     table = found.table
+    if found.pipeline is not None:
+        compute_s, filled = found.pipeline.compute_s, found.pipeline.bytes
+    else:
+        compute_s = _compute_s(found)
+        filled = bytes_by_category(table, found.choice, found.workspace_bytes)
+    return PredictedEntry(
+        step_s=found.objective_s,
+        compute_s=compute_s,
+        communication_s=communication_s,
+        exposed_s=max(0.0, found.objective_s - compute_s),
+        bytes=filled,
+        peak_bytes=sum(filled.values()),
+    )
+
+
+def _compute_s(found: Found) -> float:
+    """Seconds a step of compute on a device, the update among it."""
+    table = found.table
     compute_s = 0.0
     for i, key in enumerate(table.keys):
         node = table.space.nodes[key]
@@ -189,15 +221,7 @@ def _predicted(found: Found, communication_s: float) -> PredictedEntry:
             compute_s += float(table.seconds[key][found.choice[i]]) * node.count * table.job.micro_batches * runs
         elif node.kind == "param":
             compute_s += node.count * table.update_s(table.storages[key][found.choice[i]])
-    filled = bytes_by_category(table, found.choice, found.workspace_bytes)
-    return PredictedEntry(
-        step_s=found.objective_s,
-        compute_s=compute_s,
-        communication_s=communication_s,
-        exposed_s=max(0.0, found.objective_s - compute_s),
-        bytes=filled,
-        peak_bytes=sum(filled.values()),
-    )
+    return compute_s
 
 
 def _certificate(found: Found, certificate: Certificate) -> CertificateEntry:
@@ -213,7 +237,7 @@ def _certificate(found: Found, certificate: Certificate) -> CertificateEntry:
         objective_s=found.objective_s,
         bound_s=min(certificate.bound_s, found.objective_s),
         gap=gap,
-        space=SPACE,
+        space=found.pipeline.space if found.pipeline else SPACE,
         considered=certificate.considered,
         solved=certificate.solved,
         pruned=certificate.pruned,

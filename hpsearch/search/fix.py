@@ -1,7 +1,8 @@
 """`--fix`: what the user pins, in one spelling everywhere.
 
-`tp=4`, `dp_shard=16`, `dp_replicate=2`, `micro_batches=8`, `recompute=none|full`, and `FQN-pattern=layout` for a
-parameter's stored layout: `lm_head.weight=R`, `model.layers.*.mlp.up_proj.weight=tp:S0`.
+`tp=4`, `dp_shard=16`, `dp_replicate=2`, `micro_batches=8`, `recompute=none|full`; for a pipeline `pp=4`, `vpp=2`
+(stages on each rank), `schedule=zb-h1` and `cut=3+4+4+2` (repeated blocks of each stage); and `FQN-pattern=layout` for
+a parameter's stored layout: `lm_head.weight=R`, `model.layers.*.mlp.up_proj.weight=tp:S0`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from dataclasses import dataclass, field
 from hpsearch.errors import LegalityError, PlanError
 from hpsearch.layout import Layout
 from hpsearch.layout.mesh import RANK_ORDER
+from hpsearch.schedule import KINDS
 
-KEYS = (*RANK_ORDER, "micro_batches", "recompute")
+PIPELINE_KEYS = ("pp", "vpp", "schedule", "cut")
+KEYS = (*RANK_ORDER, *PIPELINE_KEYS, "micro_batches", "recompute")
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,10 @@ class Fix:
     """Parameter pattern → stored layout."""
     text: dict[str, str] = field(default_factory=dict)
     """What was given, for the plan file."""
+    pp: int = 1
+    vpp: int | None = None
+    schedule: str | None = None
+    cut: tuple[int, ...] | None = None
 
 
 def parse_fix(given: Mapping[str, object] | None) -> Fix:
@@ -44,7 +51,22 @@ def parse_fix(given: Mapping[str, object] | None) -> Fix:
     if recompute not in (None, "none", "full"):
         raise LegalityError(f"fix recompute={recompute}", "expected none or full", "Write --fix recompute=full.")
     micro = _whole("micro_batches", text["micro_batches"]) if "micro_batches" in text else None
-    return Fix(degrees, micro, recompute, stored, text)
+    pp, vpp, kind, cut = _pipeline(text)
+    return Fix(degrees, micro, recompute, stored, text, pp, vpp, kind, cut)
+
+
+def _pipeline(text: Mapping[str, str]) -> tuple[int, int | None, str | None, tuple[int, ...] | None]:
+    """Pins of the pipeline: pp, vpp, schedule, cut."""
+    pp = _whole("pp", text.get("pp", "1"))
+    lost = [key for key in PIPELINE_KEYS if key in text and key != "pp"]
+    if lost and pp == 1:
+        problem = f"expected pp of at least 2 beside it, but found pp={pp}"
+        raise LegalityError(f"fix {lost[0]}={text[lost[0]]}", problem, "Write --fix pp=2 as well.")
+    kind = text.get("schedule")
+    if kind is not None and kind not in KINDS:
+        raise LegalityError(f"fix schedule={kind}", f"expected one of {', '.join(KINDS)}", "Write --fix schedule=1f1b.")
+    cut = tuple(_whole("cut", part) for part in text["cut"].split("+")) if "cut" in text else None
+    return pp, _whole("vpp", text["vpp"]) if "vpp" in text else None, kind, cut
 
 
 def _stored(key: str, value: str) -> Layout:

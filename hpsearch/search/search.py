@@ -25,6 +25,7 @@ from hpsearch.search.fix import Fix, parse_fix
 from hpsearch.search.infeasible import why_infeasible
 from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
+from hpsearch.search.pipeline import PipelineSearch
 from hpsearch.search.workspace import peak, row
 from hpsearch.solve import Row, solve
 from hpsearch.strategy import SearchSpace, enumerate_space, propagate_all
@@ -102,8 +103,11 @@ def search(
     Raises LegalityError (a pin or batch that cannot be), InfeasibleError (nothing fits; says what would).
     """
     optimizer_states(optimizer)
+    pins = parse_fix(fix)
     deadline_s = time.monotonic() + time_limit_s if time_limit_s is not None else float("inf")
-    state = _Search(graph, cluster, global_batch, optimizer, parse_fix(fix), progress, deadline_s)
+    if pins.pp > 1:
+        return PipelineSearch(graph, cluster, global_batch, optimizer, pins, deadline_s).run()
+    state = _Search(graph, cluster, global_batch, optimizer, pins, progress, deadline_s)
     queue = _bounds(state, _candidates(state))
     bound_s = _best_first(state, queue)
     if state.best is None:
