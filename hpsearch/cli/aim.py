@@ -161,8 +161,9 @@ def _proof(found: Reached) -> str:
     how = "" if found.gap <= 0 else f" (gap {found.gap:.2%})"
     one_pass = " of one micro-batch (without a limit any batch fits: micro-batches add up)"
     among = one_pass if isinstance(found.space, OnePass) else ""
+    paid = "" if aim.tariff is None else f" {aim.tariff}"
     return (
-        f"Proven{how}: {what} among {aim.dimension or 'devices'} {values}, over all layouts{among} of the space, by "
+        f"Proven{how}: {what}{paid} among {aim.dimension or 'devices'} {values}, over all layouts{among} of the space, by "
         f"this cost model. Space: {found.found.certificate.space}."
     )
 

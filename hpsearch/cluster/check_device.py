@@ -23,6 +23,8 @@ _SHARE = (0.0, 1.0)
 _MATMUL_RATE = (1e5, 1e17)
 _ARRIVAL = (0.0, 1.0)
 _STREAM_TIME = (1e-9, 100.0)
+_POWER = (1.0, 1e4)
+_PRICE = (1e-3 / 3600, 1e4 / 3600)
 
 
 def device_wrong(device: DeviceEntry) -> Iterator[Complaint]:
@@ -45,6 +47,10 @@ def device_wrong(device: DeviceEntry) -> Iterator[Complaint]:
     before += number_wrong((*at, "overlap_efficiency"), device.overlap_efficiency, "fraction", _SHARE, "a share")
     if device.arrival is not None:
         before += number_wrong((*at, "arrival"), device.arrival, "time", _ARRIVAL, "ranks' coming late")
+    if device.power is not None:
+        before += number_wrong((*at, "power"), device.power, "power", _POWER, "the power of one device")
+    if device.price is not None:
+        before += number_wrong((*at, "price"), device.price, "price", _PRICE, "an hour of one device")
     if device.host_bandwidth is not None:
         before += _host(device, device.host_bandwidth)
     before += _peaks(device)

@@ -31,6 +31,8 @@ _PLAIN: tuple[tuple[str, Any], ...] = (
     ("arrival_s", 0.0),
 )  # fmt: skip
 """Fields that a digest passes over while they say nothing, so that older digests stay as they were."""
+_BESIDE = ("power_w", "price_a_second", "currency")
+"""Fields that no second depends on."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def _ranked(found: list[Way]) -> tuple[Price, ...]:
 
 def _told(part: Device | Tier) -> dict[str, Any]:
     """The fields of a part, those left out that say nothing."""
-    return {k: v for k, v in asdict(part).items() if (k, v) not in _PLAIN}
+    return {k: v for k, v in asdict(part).items() if (k, v) not in _PLAIN and k not in _BESIDE}
 
 
 def curve_shape(tier_sizes: tuple[int, ...], curve: Curve) -> GroupShape:

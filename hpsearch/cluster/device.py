@@ -71,6 +71,11 @@ class Device:
     unmeasured."""
     stream: StreamTable | None = None
     """Memory-bound kernels as measured; None: launch and bandwidth."""
+    power_w: float | None = None
+    """Thermal design power; None where nobody states it."""
+    price_a_second: float | None = None
+    """In `currency`; None where nobody states it."""
+    currency: str = ""
 
     @property
     def sixteen(self) -> str:

@@ -114,6 +114,9 @@ def _device(entry: DeviceEntry) -> Device:
             MatmulTable(t.dtype, t.n, t.k, t.m, _many(t.rate, "rate"), _basis(t.rate.kind)) for t in entry.matmul
         ),
         stream=None if entry.stream is None else StreamTable(entry.stream.nbytes, _many(entry.stream.time, "time")),
+        power_w=None if entry.power is None else si(entry.power, "power"),
+        price_a_second=None if entry.price is None else si(entry.price, "price"),
+        currency="" if entry.price is None else entry.price.unit.removesuffix("/h"),
     )
 
 

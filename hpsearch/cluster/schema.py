@@ -136,6 +136,10 @@ class DeviceEntry(_Strict):
     host_bandwidth: Number | None = None
     host_link: str = "pcie"
     """Kind of the link to host memory, by the names of a tier's."""
+    power: Number | None = None
+    """Thermal design power, for the energy of a step."""
+    price: Number | None = None
+    """Of one device for an hour, in a currency."""
     peak: dict[str, Number]
     matmul: tuple[MatmulEntry, ...] = ()
     stream: StreamEntry | None = None

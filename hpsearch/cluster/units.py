@@ -17,6 +17,8 @@ UNITS: dict[str, dict[str, float]] = {
     "fraction": {"fraction": 1.0},
     "count": {"devices": 1.0},
     "factor": {"times the table": 1.0},
+    "power": {"W": 1.0, "kW": 1e3},
+    "price": {f"{currency}/h": 1 / 3600 for currency in ("USD", "EUR", "GBP", "CNY", "JPY", "INR", "KRW", "CHF")},
 }  # fmt: skip
 """Dimension → unit → factor to SI, likeliest unit first."""
 

@@ -1,0 +1,116 @@
+"""`hpsearch aim` and `hpsearch together`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpsearch.space.layout_file import load
+from tests.cli.conftest import Command
+from tests.cli.test_estimate import CONFIG
+
+JOB = ("--cluster", "h100-sxm-ib400", "--devices", 16, "--global-batch", 64, "--seq-len", 2048)
+SMALL = ("--fix", "cp=1,vpp=1,recompute=full,micro_batch=1+2")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("aim") / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def test_fewest_devices(hpsearch: Command, config: Path, tmp_path: Path) -> None:
+    file = tmp_path / "layout.json"
+    found = hpsearch("aim", "devices", "--model", config, *JOB, *SMALL, "--tokens-per-second", 200000, "-o", file)
+    assert found.code == 0, found.stderr
+    said = " ".join(found.stdout.split())
+    assert "no fewer devices keep the limit among devices 1, 2, 3, 4, 6, 8, 16" in said
+    written = load(file)
+    assert written.question.devices <= 16
+    assert 64 * 2048 / written.step_s >= 200000
+    assert f"LlamaForCausalLM on {written.question.devices} devices" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("batch", "--over", "64,128", "--step-below", "100"), "Proven: no larger batch among global_batch 64, 128"),
+        (("sequence", "--over", "2048,4096"), "no longer sequence among seq_len 2048, 4096"),
+        (("energy", "--over", "8,16"), "no less energy for a step at 700 W a device (https://"),
+        (("cost", "--over", "8,16", "--price", "2 EUR/h"), "no lower price of a step at 2 EUR/h a device (stated)"),
+        (("rate", "--over", "8,16"), "tokens/s a device chosen"),
+        (("front", "--top", "3"), "Less memory was not looked at"),
+        (("plans", "--top", "3"), "The best of different meshes"),
+        (("robust",), "1,000 simulations with every price off by up to 10%, each on its own (seed 0)"),
+    ],
+)
+def test_every_objective(hpsearch: Command, config: Path, arguments: tuple[str, ...], words: str) -> None:
+    objective, *more = arguments
+    found = hpsearch("aim", objective, "--model", config, *JOB, *SMALL, *more)
+    assert found.code == 0, found.stderr
+    assert words in " ".join(found.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("beauty",), "objective 'beauty': expected one of time, robust, rate, cost, energy, devices, batch"),
+        (("devices",), "expected a deadline, because one device is the least for any step"),
+        (("cost",), "but h100-sxm-ib400 states none. Give --price '2.5 USD/h'"),
+        (("time", "--over", "8"), "--over: expected an objective that varies something, but time does not"),
+        (("batch", "--over", "x"), "--over: expected numbers as 8,16,32"),
+        (("devices", "--step-below", "0.0001"), "expected a step of at most 0.0001 s with devices of 1, 2, 3"),
+    ],
+)
+def test_what_is_refused(hpsearch: Command, config: Path, arguments: tuple[str, ...], words: str) -> None:
+    objective, *more = arguments
+    found = hpsearch("aim", objective, "--model", config, *JOB, *SMALL, *more)
+    assert found.code in (1, 3)
+    assert words in " ".join(found.stderr.split())
+
+
+def job(folder: Path, config: Path, more: str = "") -> Path:
+    path = folder / "job.toml"
+    rows = 'model = "config.json"\nglobal_batch = 16\nseq_len = 2048\nfix = { cp = "1", micro_batch = "1+2" }\n'
+    (folder / "config.json").write_text(config.read_text())
+    path.write_text(
+        f'[[modules]]\nname = "reference"\n{rows}trains = false\n{more}'
+        f'[[modules]]\nname = "actor"\n{rows}after = ["reference"]\n'
+    )
+    return path
+
+
+def test_two_models_together(hpsearch: Command, config: Path, tmp_path: Path) -> None:
+    found = hpsearch("together", job(tmp_path, config), "--cluster", "h100-sxm-ib400", "--devices", 16)
+    assert found.code == 0, found.stderr
+    said = " ".join(found.stdout.split())
+    for words in ("2 models on 16 devices of h100-sxm-ib400: a step takes", "reference forward",
+                  "actor forward and backward", "Proven: no split takes less than", "among groups of 8, 16 devices",
+                  "Devices split by a rule, each model apart: equal"):  # fmt: skip
+        assert words in said
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("generates = true\n", "module reference: expected a module that trains or runs forward, but it generates"),
+        ("speed = 3\n", "modules.0.speed: Extra inputs are not permitted"),
+        ('after = ["critic"]\n', "expected to wait for modules that stand before it, but 'critic' does not"),
+        ("x = \n", "expected TOML (or .json), but"),
+    ],
+)
+def test_jobs_that_are_refused(hpsearch: Command, config: Path, tmp_path: Path, more: str, words: str) -> None:
+    found = hpsearch("together", job(tmp_path, config, more), "--cluster", "h100-sxm-ib400", "--devices", 16)
+    assert found.code == 1
+    assert words in " ".join(found.stderr.split())
+
+
+def test_the_example_is_a_job(hpsearch: Command) -> None:
+    from hpsearch.aim.job_file import load_job
+
+    found = load_job(Path(__file__).parents[2] / "examples" / "together" / "job.toml")
+    assert [one.name for one in found.modules] == ["reference", "reward", "critic", "actor"]
+    assert all(Path(one.model).is_file() for one in found.modules)
