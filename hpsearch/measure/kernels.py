@@ -93,13 +93,35 @@ class Bench:
         Many short rounds: what else a machine does spoils a long round for sure, and leaves some short ones alone.
         `key`: what is measured, where it will be again: how many calls make a round is then found out once.
         """
+        return self.slowest([wall for wall, _ in self._short_rounds(call, budget_s, key)])
+
+    def rounds_beside_s(self, call: Call, key: str) -> tuple[list[float], list[float]]:
+        """(Seconds of a call, seconds on the wall) in each round, of a call that every group of some ranks makes, where
+        ranks of several groups share a core.
+
+        Here all groups call at once, and each waits for the others' turns on the cores. In a step they go their own
+        ways: while one group waits, another computes. A call takes from a step its CPU seconds times the ranks that
+        share a core, and no more than it takes on the wall.
+        """
+        wall, own = zip(*self._short_rounds(call, None, key), strict=True)
+        crowd = ranks_a_core(self.ranks_here)
+        found = self.slowest([*wall, *(crowd * seconds for seconds in own)])
+        slowest = found[: len(wall)]
+        return [min(pair) for pair in zip(slowest, found[len(wall) :], strict=True)], slowest
+
+    def is_beside_others(self, size: int) -> bool:
+        """Whether ranks outside a group of this size have its cores while it waits."""
+        return self.on_cpu and size < self.ranks_here and ranks_a_core(self.ranks_here) > 1
+
+    def _short_rounds(self, call: Call, budget_s: float | None, key: str) -> list[tuple[float, float]]:
+        """(Seconds on the wall, CPU seconds) of one call on this rank in each round."""
         rounds, budget_s = SHORT_ROUNDS, self.effort.budget_s if budget_s is None else budget_s
         call()
         if key not in self._counts:
             self._counts[key] = self._calls_for(call, budget_s / rounds)
         count, once = self._counts[key] if key else self._counts.pop(key)
         rounds = max(2, min(rounds, round(budget_s / (once * count))))
-        return self.slowest([self.round_s(call, count) for _ in range(rounds)])
+        return [self._timed(call, count) for _ in range(rounds)]
 
     def cpu_rounds_s(self, call: Call, budget_s: float | None = None) -> tuple[list[float], list[float]]:
         """(Seconds of a call, seconds on the wall) in each round, of a call that computes on processor cores.

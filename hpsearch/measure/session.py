@@ -115,6 +115,9 @@ def _sample(bench: Bench, work: Work, before: list[Work], done: dict[tuple[int, 
     if bench.on_cpu and point.kind in COMPUTE:
         seconds, wall = bench.cpu_rounds_s(call)
         return Sample(work.pass_index, point.key, tuple(seconds), {"wall_s": wall})
+    if point.kind in COLLECTIVES and bench.is_beside_others(point.shape[0]):
+        seconds, wall = bench.rounds_beside_s(call, point.key)
+        return Sample(work.pass_index, point.key, tuple(seconds), {"wall_s": wall})
     return Sample(work.pass_index, point.key, tuple(bench.rounds_s(call, key=point.key)))
 
 
