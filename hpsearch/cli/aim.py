@@ -163,8 +163,8 @@ def _proof(found: Reached) -> str:
     among = one_pass if isinstance(found.space, OnePass) else ""
     paid = "" if aim.tariff is None else f" {aim.tariff}"
     return (
-        f"Proven{how}: {what}{paid} among {aim.dimension or 'devices'} {values}, over all layouts{among} of the space, by "
-        f"this cost model. Space: {found.found.certificate.space}."
+        f"Proven{how}: {what}{paid} among {aim.dimension or 'devices'} {values}, over all layouts{among} of the space, "
+        f"by this cost model. Space: {found.found.certificate.space}."
     )
 
 

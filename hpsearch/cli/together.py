@@ -82,7 +82,7 @@ def _proof(found: Together) -> str:
     return (
         f"Proven: no split takes less than {units.seconds(found.bound_s)} (gap {found.gap:.2%}), by this cost model, "
         f"among groups of {sizes} devices, every model in one group, groups one model or several that take turns, "
-        "batches of models that pass activations in 1 to 16 parts. Modules that get gradients back run their forward twice. "
+        "batches of models that pass activations in 1 to 16 parts. Models that get gradients back run forward twice. "
         f"{found.considered:,} splits considered, {found.solved:,} simulated, {found.searched:,} models searched."
     )
 
