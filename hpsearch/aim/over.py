@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpsearch.cluster.cluster import node_size
-from hpsearch.cluster.tier import Tier
+from hpsearch.cluster.tier import Tier, node_size
 from hpsearch.errors import LegalityError
 
 FARTHEST = 64

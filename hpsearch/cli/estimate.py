@@ -61,8 +61,8 @@ def estimate_command(
         Text(f"Not pinned, so: {', '.join(pinned.assumed)}.") if pinned.assumed else Text(""),
         _time_table(found),
         Text(_rates(shape, pinned.layout, machine, found)),
-        _memory_table(found, machine),
-        Text(_verdict(found, machine)),
+        _memory_table(found),
+        Text(_verdict(found)),
     )
 
 
@@ -120,17 +120,17 @@ def _rates(shape: ModelShape, layout: ParallelLayout, machine: Cluster, found: E
     )
 
 
-def _memory_table(found: Estimate, machine: Cluster) -> Table:
+def _memory_table(found: Estimate) -> Table:
     title = f"Predicted memory of the fullest device (pipeline rank {found.memory.rank})"
     made = table(title, "part", "bytes", "of the device")
     for name, size in found.memory.largest:
-        made.add_row(name, units.size(size), f"{size / machine.device.memory_bytes:.1%}")
-    made.add_row("peak", units.size(found.peak_bytes), f"{found.peak_bytes / machine.device.memory_bytes:.1%}")
+        made.add_row(name, units.size(size), f"{size / found.room_bytes:.1%}")
+    made.add_row("peak", units.size(found.peak_bytes), f"{found.peak_bytes / found.room_bytes:.1%}")
     return made
 
 
-def _verdict(found: Estimate, machine: Cluster) -> str:
-    room = machine.device.memory_bytes - found.peak_bytes
+def _verdict(found: Estimate) -> str:
+    room = found.room_bytes - found.peak_bytes
     if room >= 0:
         return f"It fits, with {units.size(room)} to spare."
     largest = " and ".join(name for name, _ in found.memory.largest[:2])

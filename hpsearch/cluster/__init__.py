@@ -5,6 +5,7 @@ from hpsearch.cluster.curve import COLLECTIVES, Curve
 from hpsearch.cluster.device import Device, MatmulTable
 from hpsearch.cluster.dispatch import Routing
 from hpsearch.cluster.find import LOCAL, LOCAL_SUMMARY, shipped
+from hpsearch.cluster.group import Group
 from hpsearch.cluster.read import Fact
 from hpsearch.cluster.route import Price
 from hpsearch.cluster.tier import Tier
@@ -17,6 +18,7 @@ __all__ = [
     "Curve",
     "Device",
     "Fact",
+    "Group",
     "MatmulTable",
     "Price",
     "Routing",

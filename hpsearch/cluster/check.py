@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import inf, isfinite
 
-from hpsearch.cluster.check_device import device_wrong
+from hpsearch.cluster.check_device import device_wrong, groups_wrong
 from hpsearch.cluster.curve import bus_factor
 from hpsearch.cluster.efficiency import NAMES
 from hpsearch.cluster.plausible import FRACTION, Path, not_growing, number_wrong, numbers_wrong, unit_wrong
@@ -43,6 +43,7 @@ def complaints(entry: ClusterFile) -> list[Complaint]:
         inner = entry.tiers[index - 1].size.value if index else 1.0
         found += _tier(("tiers", index), tier, inner)
         found += _crossing(("tiers", index), tier, [other.name for other in entry.tiers[:index]])
+    found += groups_wrong(entry)
     if not found:
         found += _tiers_together(entry)
         found += rates_beside_peaks(entry.device)
@@ -77,6 +78,10 @@ def _all_numbers(entry: ClusterFile) -> Iterator[tuple[Path, Number | Numbers]]:
         yield ("device", "matmul", i, "rate"), table.rate
     if entry.device.stream:
         yield ("device", "stream", "time"), entry.device.stream.time
+    for i, group in enumerate(entry.groups):
+        for name, value in group:
+            if isinstance(value, Number):
+                yield ("groups", i, name), value
     for i, tier in enumerate(entry.tiers):
         for name, value in tier:
             if isinstance(value, Number):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpsearch.cluster.device import ITEM_BYTES
 from hpsearch.cluster.plausible import FRACTION, Path, not_growing, number_wrong, numbers_wrong
-from hpsearch.cluster.schema import DeviceEntry, Number
+from hpsearch.cluster.schema import ClusterFile, DeviceEntry, Number
 from hpsearch.cluster.units import LINKS, UNITS, Complaint, in_unit
 
 _BALANCE = (0.5, 5000.0)
@@ -125,3 +125,29 @@ def _balance(device: DeviceEntry) -> Iterator[Complaint]:
         f"{in_unit('rate', flops)} beside {in_unit('bandwidth', bandwidth)}",
         f'{value} {number.unit} looks like {value} {unit}: write unit = "{unit}".' if unit else "Check both numbers.",
     )
+
+
+_LESS = (("memory", "size", _MEMORY), ("memory_bandwidth", "bandwidth", _MEMORY_BANDWIDTH))
+
+
+def groups_wrong(entry: ClusterFile) -> Iterator[Complaint]:
+    """Names of their own; each says less than [device], in its units. Whether they add up is known with the devices."""
+    seen: set[str] = set()
+    for i, group in enumerate(entry.groups):
+        at: Path = ("groups", i)
+        if group.name in seen or not group.name or "+" in group.name:
+            yield Complaint((*at, "name"), f"expected a new name without +, but found {group.name!r}", "Rename it.")
+        seen.add(group.name)
+        if group.compute is not None:
+            yield from number_wrong((*at, "compute"), group.compute, "compute", FRACTION, "a rate over the device's")
+        for name, dimension, allowed in _LESS:
+            number, best = getattr(group, name), getattr(entry.device, name)
+            if number is None:
+                continue
+            wrong = list(number_wrong((*at, name), number, dimension, allowed, "a group of nodes"))
+            yield from wrong
+            units = UNITS[dimension]
+            if not wrong and best.unit in units and number.value * units[number.unit] > best.value * units[best.unit]:
+                most = in_unit(dimension, best.value * units[best.unit])
+                problem = f"expected at most the {most} of [device], but found {number.value:g} {number.unit}"
+                yield Complaint((*at, name), problem, "Let [device] describe the best of the nodes.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from hpsearch.cluster.device import Device
 from hpsearch.cluster.dispatch import Routing, dispatch_ways
 from hpsearch.cluster.efficiency import OwnNumber
 from hpsearch.cluster.find import find
+from hpsearch.cluster.group import Group, check_groups, weakest_device
 from hpsearch.cluster.read import Fact, read
 from hpsearch.cluster.route import Links, Price, Way, cheapest, ways
 from hpsearch.cluster.text import describe
-from hpsearch.cluster.tier import GroupShape, Tier, group_shape, packed
+from hpsearch.cluster.tier import GroupShape, Tier, group_shape, node_size, packed
 from hpsearch.errors import ClusterError
 
 _PLAIN: tuple[tuple[str, Any], ...] = (
@@ -47,8 +48,12 @@ class Cluster:
     efficiency: tuple[OwnNumber, ...] = ()
     """Fitted to runs on this cluster (`hpsearch calibrate`), in place of the device generation's."""
 
+    groups: tuple[Group, ...] = ()
+    """Nodes that have less than `device`, in the order of ranks; (): all are alike."""
+
     def __post_init__(self) -> None:
         check_devices(self.name, self.devices, self.tiers)
+        check_groups(self.name, self.devices, node_size(self.tiers), self.groups)
 
     @staticmethod
     def load(name: str | Path, *, devices: int) -> Cluster:
@@ -62,8 +67,18 @@ class Cluster:
         check_devices(found.name, devices, found.tiers)
         return Cluster(
             found.name, devices, found.device, packed(found.tiers, devices), found.summary, found.facts,
-            found.efficiency,
+            found.efficiency, found.groups,
         )  # fmt: skip
+
+    def among(self, names: tuple[str, ...]) -> Cluster:
+        """The cluster as work meets it that waits for all of these groups: as if every device were the weakest of
+        them. () is the whole cluster without groups."""
+        if not self.groups:
+            return self
+        if names not in self._among:
+            device = weakest_device(self.device, [group for group in self.groups if group.name in names])
+            self._among[names] = replace(self, device=device, groups=())
+        return self._among[names]
 
     def collective(self, kind: str, nbytes: float, size: int, stride: int) -> Price:
         """The price of one call of `kind` on groups of `size` ranks `stride` apart, all groups at once.
@@ -143,10 +158,12 @@ class Cluster:
         content["tiers"] = [_told(tier) for tier in self.tiers]
         if self.efficiency:
             content["efficiency"] = [asdict(number) for number in self.efficiency]
+        if self.groups:
+            content["groups"] = [asdict(group) for group in self.groups]
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def __str__(self) -> str:
-        return describe(self.name, self.devices, self.summary, self.device, self.tiers, self.facts)
+        return describe(self.name, self.devices, self.summary, self.device, self.groups, self.tiers, self.facts)
 
     def _kind(self, kind: str) -> str:
         if kind not in COLLECTIVES:
@@ -159,6 +176,10 @@ class Cluster:
 
     @cached_property
     def _prices(self) -> dict[tuple[str, float, int, int], Price]:
+        return {}
+
+    @cached_property
+    def _among(self) -> dict[tuple[str, ...], Cluster]:
         return {}
 
     @cached_property
@@ -188,11 +209,6 @@ def curve_shape(tier_sizes: tuple[int, ...], curve: Curve) -> GroupShape:
     span = curve.size * curve.stride
     whole = next((size for size in tier_sizes if size % span == 0), span)
     return group_shape(tier_sizes, whole, curve.size, curve.stride)
-
-
-def node_size(tiers: tuple[Tier, ...]) -> int:
-    """Devices of one node: the tier named `node`, else the innermost tier."""
-    return next((tier.size for tier in tiers if tier.name == "node"), tiers[0].size)
 
 
 def check_devices(name: str, devices: int, tiers: tuple[Tier, ...]) -> None:

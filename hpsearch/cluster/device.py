@@ -107,7 +107,7 @@ class Device:
         centile. A batch fills the device as more rows would.
         """
         m, n, k, batch = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (m, n, k, batch)))
-        roof = self._roofline_s(m, n, k, batch, dtype)
+        roof = self.roofline_s(m, n, k, batch, dtype)
         table = self._ratios.get(dtype)
         if table is None:
             return roof
@@ -140,7 +140,8 @@ class Device:
     def _stream_s(self, nbytes: Floats) -> Floats:
         return nbytes / (self.memory_bytes_per_s * self.memory_efficiency)
 
-    def _roofline_s(self, m: Floats, n: Floats, k: Floats, batch: Floats, dtype: str) -> Floats:
+    def roofline_s(self, m: Floats, n: Floats, k: Floats, batch: Floats, dtype: str) -> Floats:
+        """Seconds of products by peak, bandwidth and launch alone."""
         compute = 2 * batch * m * n * k / (self.peak_flops_per_s(dtype) * self.matmul_efficiency)
         moved = batch * (m * k + k * n + m * n) * ITEM_BYTES[dtype]
         return self.launch_s + np.maximum(compute, self._stream_s(moved))
@@ -156,7 +157,7 @@ class Device:
                 for m, rate in zip(table.m, table.flops_per_s, strict=True)
             ]  # fmt: skip
             m, n, k, rate = np.asarray(rows, dtype=np.float64).T
-            roof = self._roofline_s(m, n, k, np.ones_like(m), dtype)
+            roof = self.roofline_s(m, n, k, np.ones_like(m), dtype)
             found[dtype] = _shape_point(m, n, k), np.log(2 * m * n * k / rate / roof)
         return found
 

@@ -11,12 +11,14 @@ from hpsearch.cluster.check import complaints
 from hpsearch.cluster.curve import Curve, bus_factor
 from hpsearch.cluster.device import Device, MatmulTable, StreamTable
 from hpsearch.cluster.efficiency import OwnNumber
+from hpsearch.cluster.group import Group
 from hpsearch.cluster.lines import line_of, line_of_paths, path_text
 from hpsearch.cluster.protocol import Protocol, Switches, SwitchTree
 from hpsearch.cluster.schema import (
     ClusterFile,
     CurveEntry,
     DeviceEntry,
+    GroupEntry,
     Number,
     Numbers,
     ProtocolEntry,
@@ -24,7 +26,7 @@ from hpsearch.cluster.schema import (
     SwitchTreeEntry,
     TierEntry,
 )
-from hpsearch.cluster.tier import Tier
+from hpsearch.cluster.tier import Tier, node_size
 from hpsearch.cluster.units import UNITS, Complaint
 from hpsearch.cluster.wrong import complaints_of_schema
 from hpsearch.errors import ClusterError
@@ -51,6 +53,7 @@ class Description:
     tiers: tuple[Tier, ...]
     facts: tuple[Fact, ...]
     efficiency: tuple[OwnNumber, ...] = ()
+    groups: tuple[Group, ...] = ()
 
 
 def read(text: str, file: str) -> Description:
@@ -60,7 +63,8 @@ def read(text: str, file: str) -> Description:
     if found:
         raise _error(found, text, file)
     tiers, own = tuple(map(_tier, entry.tiers)), _efficiency(entry)
-    return Description(entry.name, entry.summary, _device(entry.device), tiers, facts(entry), own)
+    groups = tuple(_group(group, node_size(tiers)) for group in entry.groups)
+    return Description(entry.name, entry.summary, _device(entry.device), tiers, facts(entry), own, groups)
 
 
 def parse(text: str, file: str) -> ClusterFile:
@@ -117,6 +121,17 @@ def _device(entry: DeviceEntry) -> Device:
         power_w=None if entry.power is None else si(entry.power, "power"),
         price_a_second=None if entry.price is None else si(entry.price, "price"),
         currency="" if entry.price is None else entry.price.unit.removesuffix("/h"),
+    )
+
+
+def _group(entry: GroupEntry, node: int) -> Group:
+    bandwidth = entry.memory_bandwidth
+    return Group(
+        name=entry.name,
+        devices=entry.nodes * node,
+        memory_bytes=None if entry.memory is None else int(si(entry.memory, "size")),
+        memory_bytes_per_s=None if bandwidth is None else si(bandwidth, "bandwidth"),
+        compute=1.0 if entry.compute is None else entry.compute.value,
     )
 
 
@@ -202,6 +217,7 @@ def facts(entry: ClusterFile) -> tuple[Fact, ...]:
     found += [one(f"device.matmul {t.dtype} n={t.n} k={t.k}", t.rate) for t in entry.device.matmul]
     found += [one("device.stream", entry.device.stream.time)] if entry.device.stream else []
     found += [one(f"efficiency.{name}", n) for name, n in entry.efficiency.items()]
+    found += [one(f"{g.name}.{name}", n) for g in entry.groups for name, n in g if isinstance(n, Number)]
     for tier in entry.tiers:
         found += [one(f"{tier.name}.{name}", n) for name, n in tier if isinstance(n, Number | Numbers)]
         for p in tier.protocols:

@@ -146,6 +146,17 @@ class DeviceEntry(_Strict):
     """Left out where only `memory_bandwidth` is known."""
 
 
+class GroupEntry(_Strict):
+    """Nodes that have less of something than [device], which describes the best of them."""
+
+    name: str
+    nodes: Count
+    memory: Number | None = None
+    memory_bandwidth: Number | None = None
+    compute: Number | None = None
+    """Rate of matmuls and attention over the device's: 0.7 of a node whose clocks are held down."""
+
+
 class EfficiencyEntry(Number):
     """One number of `hpsearch.cluster.efficiency.Efficiency`, fitted to runs on this cluster."""
 
@@ -160,5 +171,7 @@ class ClusterFile(_Strict):
     sources: dict[str, str] = {}
     device: DeviceEntry
     tiers: Annotated[tuple[TierEntry, ...], Field(min_length=1)]
+    groups: tuple[GroupEntry, ...] = ()
+    """In the order of ranks; all of the nodes, or none where they are alike."""
     efficiency: dict[str, EfficiencyEntry] = {}
     """Numbers that take the place of the device generation's."""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from hpsearch.cluster.device import Device
+from hpsearch.cluster.group import Group, weakest_device
 from hpsearch.cluster.read import Fact
 from hpsearch.cluster.tier import Tier
 from hpsearch.cluster.units import in_unit
 
 
 def describe(
-    name: str, devices: int, summary: str, device: Device, tiers: tuple[Tier, ...], facts: tuple[Fact, ...]
-) -> str:
-    """The device, the tiers, and where each number comes from."""
+    name: str, devices: int, summary: str, device: Device, groups: tuple[Group, ...], tiers: tuple[Tier, ...],
+    facts: tuple[Fact, ...],
+) -> str:  # fmt: skip
+    """The device, the groups, the tiers, and where each number comes from."""
     lines = [f"{name}: {devices} devices" + (f", {summary}" if summary else ""), "", *_device(device), ""]
     lines += _table([("tier", "devices", "link", "bandwidth", "latency", "tables"), *(_tier(t) for t in tiers)])
+    if groups:
+        lines += [
+            "",
+            *_table([("group", "devices", "memory", "bandwidth", "compute"), *(_group(g, device) for g in groups)]),
+        ]
     if facts:
         lines += ["", *_table([("number", "value", "kind", "source"), *map(_fact, facts)])]
     return "\n".join(lines)
@@ -34,6 +41,14 @@ def _tier(tier: Tier) -> tuple[str, ...]:
     return (
         tier.name, str(tier.size), tier.link, in_unit("bandwidth", tier.bytes_per_s) + share,
         in_unit("time", tier.latency_s), str(len(tier.curves)),
+    )  # fmt: skip
+
+
+def _group(group: Group, device: Device) -> tuple[str, ...]:
+    own = weakest_device(device, [group])
+    return (
+        group.name, str(group.devices), in_unit("size", own.memory_bytes), in_unit("bandwidth", own.memory_bytes_per_s),
+        f"x {group.compute:g}",
     )  # fmt: skip
 
 

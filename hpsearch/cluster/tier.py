@@ -149,6 +149,11 @@ def alpha_beta_seconds(kind: str, tier: Tier, size: int, nbytes: Floats) -> tupl
     return np.minimum(ring, tree), "ring or tree"
 
 
+def node_size(tiers: tuple[Tier, ...]) -> int:
+    """Devices of one node: the tier named `node`, else the innermost tier."""
+    return next((tier.size for tier in tiers if tier.name == "node"), tiers[0].size)
+
+
 def packed(tiers: tuple[Tier, ...], devices: int) -> tuple[Tier, ...]:
     """The tiers as a job of `devices` fills them: domains it needs several of are filled alike.
 

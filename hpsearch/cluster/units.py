@@ -19,6 +19,7 @@ UNITS: dict[str, dict[str, float]] = {
     "factor": {"times the table": 1.0},
     "power": {"W": 1.0, "kW": 1e3},
     "price": {f"{currency}/h": 1 / 3600 for currency in ("USD", "EUR", "GBP", "CNY", "JPY", "INR", "KRW", "CHF")},
+    "compute": {"times the device": 1.0},
 }  # fmt: skip
 """Dimension → unit → factor to SI, likeliest unit first."""
 

@@ -8,6 +8,7 @@ from hpsearch.cluster.schema import (
     ClusterFile,
     DeviceEntry,
     EfficiencyEntry,
+    GroupEntry,
     Number,
     Numbers,
     ProtocolEntry,
@@ -24,6 +25,8 @@ def write(entry: ClusterFile) -> str:
     lines += _device(entry.device)
     for tier in entry.tiers:
         lines += _tier(tier)
+    for group in entry.groups:
+        lines += ["", "[[groups]]", f"name = {_text(group.name)}", f"nodes = {group.nodes}", *_fields(group)]
     if entry.efficiency:
         lines += ["", "[efficiency]", *(f"{name} = {_value(number)}" for name, number in entry.efficiency.items())]
     return "\n".join(lines) + "\n"
@@ -63,7 +66,9 @@ def _tier(tier: TierEntry) -> list[str]:
     return lines
 
 
-def _fields(entry: DeviceEntry | TierEntry | ProtocolEntry | SwitchesEntry | SwitchTreeEntry) -> list[str]:
+def _fields(
+    entry: DeviceEntry | TierEntry | GroupEntry | ProtocolEntry | SwitchesEntry | SwitchTreeEntry,
+) -> list[str]:
     return [f"{name} = {_value(number)}" for name, number in entry if isinstance(number, Number)]
 
 

@@ -15,6 +15,7 @@ _TABLES: dict[tuple[str, ...], type[BaseModel]] = {
     ("device",): schema.DeviceEntry,
     ("device", "matmul"): schema.MatmulEntry,
     ("tiers",): schema.TierEntry,
+    ("groups",): schema.GroupEntry,
     ("tiers", "collectives"): schema.CurveEntry,
     ("tiers", "protocols"): schema.ProtocolEntry,
     ("tiers", "switches"): schema.SwitchesEntry,
@@ -37,8 +38,8 @@ def _complaint(item: dict[str, Any]) -> Complaint:
         return Complaint(path, "expected a known field, but found another name", _nearest(path))
     if path == ("device",) and isinstance(found, list):
         return Complaint(
-            path, f"expected one [device], but found {len(found)} [[device]] tables: devices of a plan are all alike",
-            "Describe the slower one with the smaller memory, or plan for each kind alone.",
+            path, f"expected one [device], but found {len(found)} [[device]] tables",
+            "Describe the best of them, and as [[groups]] the nodes that have less memory or speed.",
         )  # fmt: skip
     if kind == "model_type":
         return Complaint(

@@ -16,13 +16,14 @@ from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency, doubts_of, efficiency_of
 from hpsearch.errors import ClusterError
 from hpsearch.estimate.band import STATED, band
-from hpsearch.estimate.memory import Memory, memory
+from hpsearch.estimate.memory import Memory
 from hpsearch.estimate.optimizer import orthogonal_s, traffic_bytes
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.pipeline import Path, run_path
 from hpsearch.estimate.price import HOST, KINDS, Floats, Seconds, scales, work_seconds
 from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.stages import Chunk, chunks
+from hpsearch.estimate.stands import Stand, stands_of, tightest
 from hpsearch.estimate.work import Work, block_work, embedding, head
 
 HOST_POWER = 3.0
@@ -37,6 +38,8 @@ class Estimate:
     parts: tuple[tuple[str, float], ...]
     """(what, seconds), adding up to `step_s`."""
     memory: Memory
+    room_bytes: int
+    """Memory of a device where `memory` is."""
     low_s: float
     high_s: float
     """Of measured steps, 80 % should lie between them (`hpsearch.estimate.band`)."""
@@ -176,7 +179,7 @@ def estimate(
     priced = price(shape, layout, cluster)
     seconds, parts = priced.step(efficiency or efficiency_of(cluster.device.name, cluster.efficiency))
     low, high = band(seconds, parts, doubts_of(cluster.device.name, cluster.efficiency), layout.low_precision)
-    return Estimate(seconds, parts, memory(shape, layout), low, high)
+    return Estimate(seconds, parts, *tightest(shape, layout, cluster), low, high)
 
 
 def price(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> Priced:
@@ -208,13 +211,26 @@ def _work(name: str, shape: ModelShape, layout: ParallelLayout) -> Work:
     return work
 
 
+def by_rank(
+    layout: ParallelLayout, cluster: Cluster, works: dict[str, Work], stands: tuple[Stand, ...]
+) -> tuple[dict[str, Seconds], ...]:
+    """Seconds of blocks on pipeline ranks that stand so; they do not depend on pipeline or data ranks of `layout`."""
+    each = {stand: work_seconds(works, layout, cluster.among(stand)) for stand in dict.fromkeys(stands)}
+    return tuple(each[stand] for stand in stands)
+
+
 def assembled(
-    shape: ModelShape, layout: ParallelLayout, cluster: Cluster, works: dict[str, Work], seconds: dict[str, Seconds]
-) -> Priced:
-    """The blocks put in their chunks, and what is paid once a step."""
+    shape: ModelShape, layout: ParallelLayout, cluster: Cluster, works: dict[str, Work], alike: dict[str, Seconds],
+    ranks: tuple[dict[str, Seconds], ...] = (),
+) -> Priced:  # fmt: skip
+    """The blocks put in their chunks, and what is paid once a step. `alike`: seconds of blocks on the cluster's device;
+    `ranks`: on each pipeline rank where groups differ, if they are known already."""
     cut = chunks(shape, layout)
     found = []
-    for chunk in cut:
+    ranks = ranks or by_rank(layout, cluster, works, stands_of(cluster, layout)) or (alike,) * layout.pp
+    rank_of = {i: rank for rank in range(layout.pp) for i in layout.chunks_of(rank)}
+    for i, chunk in enumerate(cut):
+        seconds = ranks[rank_of[i]]
         total = seconds["embedding"] * (1.0 if chunk.embedding else 0.0) + seconds["head"] * float(chunk.heads)
         for name, count in chunk.blocks.items():
             total = total + seconds[name] * count
@@ -314,8 +330,10 @@ def _once(
 ) -> tuple[float, float, float]:
     """(gradient reduction, parameter gather, optimizer) of the slowest pipeline rank."""
     worst = (0.0, 0.0, 0.0)
-    stream = cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency
+    stands = stands_of(cluster, layout) or ((),) * layout.pp
     for rank in range(layout.pp):
+        here_on = cluster.among(stands[rank])
+        stream = here_on.device.memory_bytes_per_s * here_on.device.memory_efficiency
         here = tuple(cut[i] for i in layout.chunks_of(rank))
         mine = [chunk_params(shape, layout, chunk, works) for chunk in here]
         dense, expert = sum(d for d, _ in mine), sum(e for _, e in mine)
@@ -336,7 +354,7 @@ def _once(
                     reduce += cluster.collective("all_reduce", layout.grad_bytes * params, ranks, stride).seconds
         update = traffic_bytes(layout) * held / stream
         if layout.optimizer == "muon":
-            update += orthogonal_s(shape, layout, cluster, here)
+            update += orthogonal_s(shape, layout, here_on, here)
         found = (reduce, gather, update)
         if sum(found) > sum(worst):
             worst = found

@@ -54,6 +54,9 @@ class ParallelLayout:
     """Layers of each of the pp·vpp chunks in model order; (): as even as `stages.chunks` makes them."""
     recomputed: tuple[int, ...] = ()
     """Under full recompute: how many layers of each chunk, its first ones, are computed again; (): the share above."""
+    stage_groups: tuple[str, ...] = ()
+    """Where a cluster has groups of unlike nodes: of each pipeline rank the group it stands on, several joined by +;
+    (): ranks fill the groups in the cluster's order."""
     precision: str = "bf16"
     """bf16, fp16, fp8, mxfp8 or nvfp4: of the matmuls of linear layers. Everything else is 16 bit."""
     optimizer: str = "adamw"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from hpsearch.cluster import Cluster
 from hpsearch.cost import CostTable, Job, build, check_batch, optimizer_states, recipe_of
-from hpsearch.errors import LegalityError
+from hpsearch.errors import ClusterError, LegalityError
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import Mesh
 from hpsearch.plan import Plan, Refusal
@@ -102,6 +102,12 @@ def search(
     plan so far and its honest gap.
     Raises LegalityError (a pin or batch that cannot be), InfeasibleError (nothing fits; says what would).
     """
+    if cluster.groups:
+        names = ", ".join(group.name for group in cluster.groups)
+        raise ClusterError(
+            f"cluster {cluster.name}", f"expected devices that are all alike, but it has groups of nodes: {names}",
+            "`hpsearch search` puts stages on unlike nodes; here, state the weakest of them as [device].",
+        )  # fmt: skip
     optimizer_states(optimizer)
     pins = parse_fix(fix)
     deadline_s = time.monotonic() + time_limit_s if time_limit_s is not None else float("inf")

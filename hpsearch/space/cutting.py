@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations, pairwise
 from math import comb
 
 from hpsearch.cluster.efficiency import Efficiency
-from hpsearch.estimate import ParallelLayout, memory
+from hpsearch.estimate import ParallelLayout
+from hpsearch.estimate.estimate import by_rank
 from hpsearch.estimate.memory import stage_memory
 from hpsearch.estimate.stages import chunks, sizes_of, with_again
-from hpsearch.space.exact import Choice, fitted, simulated
+from hpsearch.estimate.stands import arrangements, in_words, rooms_of
+from hpsearch.space.exact import Choice, fits, fitted, simulated
 from hpsearch.space.space import Space
 from hpsearch.space.tables import Inner
 
@@ -40,6 +43,32 @@ class Cutting:
     def solved(self, best_s: float) -> tuple[Choice | None, float | None]:
         """The best found, if any fits; and seconds that no cut or recompute of this layout is below, if that is proven:
         inf where none fits. Cuts that are not near `best_s` are not polished."""
+        found, least_s = None, float("inf")
+        for one in self._placed():
+            made, proven_s = one._solved(best_s)
+            least_s = min(least_s, float("-inf") if proven_s is None else proven_s)
+            if made is not None and (found is None or made.step_s < found.step_s):
+                found, best_s = made, min(best_s, made.step_s)
+        return found, None if least_s == float("-inf") else least_s
+
+    def _placed(self) -> Iterator[Cutting]:
+        """One for each way to put the stages on groups of unlike nodes; itself where all are alike."""
+        layout, space = self.layout, self.space
+        if not space.cluster.groups:
+            yield self
+            return
+        for stands in arrangements(space.cluster, layout.pp, layout.tp * layout.cp * layout.dp):
+            placed = replace(layout, stage_groups=in_words(stands))
+            priced = by_rank(self.priced.layout, space.cluster, self.priced.works, stands)
+            yield replace(self, layout=placed, priced=replace(self.priced, ranks=priced))
+
+    @cached_property
+    def rooms(self) -> tuple[int, ...]:
+        """Memory of a device of each pipeline rank, in bytes."""
+        return rooms_of(self.space.cluster, self.layout)
+
+    def _solved(self, best_s: float) -> tuple[Choice | None, float | None]:
+        """Where the layout says."""
         layout, layers = self.layout, self.space.shape.layers
         if self.space.cut:
             return self._best([self.space.cut], can_prove=True)
@@ -67,8 +96,8 @@ class Cutting:
 
     def _fitted(self, cut: Cut) -> Iterator[ParallelLayout]:
         """With the least recompute that fits; where activations are offloaded, with more and more too."""
-        layout, room = replace(self.layout, cut=cut), float(self.space.cluster.device.memory_bytes)
-        made = fitted(self.space.shape, layout, self.priced, room)
+        layout = replace(self.layout, cut=cut)
+        made = fitted(self.space.shape, layout, self.priced, self.rooms)
         if made is None:
             return
         yield made
@@ -78,7 +107,7 @@ class Cutting:
         for more in range(1, max(cut) + 1):
             again = tuple(min(size, one + more) for size, one in zip(cut, least, strict=True))
             told = replace(layout, recompute="full", recomputed=again)
-            if memory(self.space.shape, told, works=self.priced.works).peak_bytes <= room:  # one layer may take more
+            if fits(self.space.shape, told, self.priced, self.rooms):  # one layer may take more
                 yield told
 
     def _polished(self, choice: Choice) -> Choice:
@@ -116,7 +145,7 @@ class Cutting:
 
     def _fits(self, stage: int, ends: list[int], end: int) -> bool:
         """Whether `stage`, behind those that end at `ends`, has room for the layers up to `end`."""
-        shape, room = self.space.shape, self.space.cluster.device.memory_bytes
+        shape, room = self.space.shape, self.rooms[stage]
         sizes = [after - before for before, after in pairwise([*ends, end])]
         cut = (*sizes, *(0,) * (self.layout.pp - len(sizes) - 1), shape.layers - end)
         plain = replace(self.layout, cut=cut, recomputed=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import ceil
@@ -10,7 +11,7 @@ from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency
 from hpsearch.estimate import ModelShape, ParallelLayout, memory
 from hpsearch.estimate.estimate import assembled
-from hpsearch.estimate.memory import stage_memory
+from hpsearch.estimate.memory import rank_memory, stage_memory
 from hpsearch.estimate.pipeline import simulated_s
 from hpsearch.estimate.stages import Chunk, chunks, with_again
 from hpsearch.space.tables import Inner
@@ -36,7 +37,7 @@ def simulated(
     """
     if layout.recompute == "none":  # `priced` has whole layers computed again, for those layouts that have some
         layout = replace(layout, recompute="full", recomputed=(0,) * layout.chunks)
-    made = assembled(shape, layout, cluster, priced.works, priced.seconds)
+    made = assembled(shape, layout, cluster, priced.works, priced.seconds, priced.ranks)
     forward, backward = made.chunk_seconds(e)
     if layout.pp == 1:
         pipe = layout.micro_batches * float(forward.sum() + backward.sum())
@@ -52,25 +53,34 @@ def simulated(
     return step_s, made.around(pipe, forward, longer, e)[0]
 
 
-def fitted(shape: ModelShape, layout: ParallelLayout, priced: Inner, room_bytes: float) -> ParallelLayout | None:
-    """`layout` with as few recomputed layers on each pipeline rank as fit in `room_bytes`; None if even all do not.
+def fitted(shape: ModelShape, layout: ParallelLayout, priced: Inner, rooms: Sequence[float]) -> ParallelLayout | None:
+    """`layout` with as few recomputed layers on each pipeline rank as fit in its room, in bytes; None if even all do
+    not.
 
     `layout` has a cut; its inside is `priced`. Recompute of a part fits or does not.
     """
     if layout.recompute == "selective":
-        return layout if memory(shape, layout, works=priced.works).peak_bytes <= room_bytes else None
+        return layout if fits(shape, layout, priced, rooms) else None
     again = [0] * len(layout.cut)
     plain = replace(layout, recompute="none", recomputed=())
     all_chunks, starts = chunks(shape, plain), [0, *accumulate(layout.cut)]
     for rank in range(layout.pp):
         mine, at = all_chunks[rank :: layout.pp], starts[rank : -1 : layout.pp]
-        least = _Rank(shape, plain, priced, rank, mine, at).least(room_bytes)
+        least = _Rank(shape, plain, priced, rank, mine, at).least(rooms[rank])
         if least is None:
             return None
         again[rank :: layout.pp] = least
     if not any(again):
         return replace(layout, recompute="none", recomputed=())
     return replace(layout, recompute="full", recomputed=tuple(again))
+
+
+def fits(shape: ModelShape, layout: ParallelLayout, priced: Inner, rooms: Sequence[float]) -> bool:
+    """Whether every pipeline rank has the room that it needs, in bytes."""
+    if len(set(rooms)) == 1:
+        return memory(shape, layout, works=priced.works).peak_bytes <= rooms[0]
+    needed = (rank_memory(shape, layout, rank, works=priced.works) for rank in range(layout.pp))
+    return all(one.peak_bytes <= room for one, room in zip(needed, rooms, strict=True))
 
 
 @dataclass(frozen=True)

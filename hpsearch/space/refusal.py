@@ -7,11 +7,12 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from hpsearch.cluster.cluster import node_size
+from hpsearch.cluster.tier import node_size
 from hpsearch.errors import HpsearchError, InfeasibleError, LegalityError, counted
-from hpsearch.estimate import Memory, ParallelLayout, memory
+from hpsearch.estimate import Memory, ParallelLayout
 from hpsearch.estimate.memory import REMEDIES, RESERVE, context_bytes, states
 from hpsearch.estimate.stages import sizes_of
+from hpsearch.estimate.stands import tightest
 from hpsearch.space.prices import Prices
 from hpsearch.space.rules import Rules
 from hpsearch.space.space import PINS, Row, Space
@@ -68,8 +69,8 @@ def legal_values(space: Space, name: str) -> list[Any]:
 
 def none_fits(prices: Prices) -> InfeasibleError:
     """The error to raise where nothing fits: the leanest of the layouts of one row, all layers computed again."""
-    space, found = prices.space, _leanest(prices)
-    room, (least, layout) = space.cluster.device.memory_bytes, min(found, key=lambda one: one[0].peak_bytes)
+    space = prices.space
+    least, room, layout = _nearest(_leanest(prices))
     most, size = next(part for part in least.largest if part[0] != "reserve")
     names = ("tp", "cp", "pp", "dp", "ep", "zero", "micro_batch", "recompute")
     degrees = ", ".join(f"{name}={getattr(layout, name)}" for name in names)
@@ -98,13 +99,19 @@ def _states(space: Space) -> str:
 
 def _without(space: Space) -> str:
     free = replace(space, pins={}, cut=())
-    least = min(found.peak_bytes for found, _ in _leanest(Prices(free)))
-    fits = least <= space.cluster.device.memory_bytes
-    return f" Without the pins {'it fits' if fits else f'the leanest found needs {least / 1e9:.4g} GB'}."
+    least, room, _ = _nearest(_leanest(Prices(free)))
+    needs = f"the leanest found needs {least.peak_bytes / 1e9:.4g} GB"
+    return f" Without the pins {'it fits' if least.peak_bytes <= room else needs}."
 
 
-def _leanest(prices: Prices) -> list[tuple[Memory, ParallelLayout]]:
-    """Of every inside the outside with the least states; of these the `LEANEST` with the least, in full."""
+def _nearest(found: list[tuple[Memory, int, ParallelLayout]]) -> tuple[Memory, int, ParallelLayout]:
+    """The layout that lacks least."""
+    return min(found, key=lambda one: one[0].peak_bytes - one[1])
+
+
+def _leanest(prices: Prices) -> list[tuple[Memory, int, ParallelLayout]]:
+    """Of every inside the outside with the least states; of these the `LEANEST` with the least, in full, with the room
+    of its tightest stage."""
     space, rules = prices.space, Rules()
     guesses: list[tuple[float, int, Row]] = []
     fewest = 0
@@ -127,7 +134,7 @@ def _leanest(prices: Prices) -> list[tuple[Memory, ParallelLayout]]:
         cut = list(space.cut) or sizes_of(space.shape, row[0] * row[1])
         again = cut if prices.insides[number].recompute == "full" else ()
         layout = space.layout(prices.insides[number], row, cut, again)
-        found.append((memory(space.shape, layout), layout))
+        found.append((*tightest(space.shape, layout, space.cluster), layout))
     return found
 
 

@@ -33,6 +33,8 @@ class Inner:
     layout: ParallelLayout
     works: dict[str, Work]
     seconds: dict[str, Seconds]
+    ranks: tuple[dict[str, Seconds], ...] = ()
+    """On each pipeline rank, where they stand on groups of unlike nodes."""
 
 
 def inner(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> Inner:

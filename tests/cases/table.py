@@ -194,7 +194,7 @@ CASES = (
     Case("TOP-08", "6, 7 or 12 devices",
          "a plan for any count", "mindspore-ai/mindspore/issues/75"),
     Case("TOP-10", "devices of unequal memory and speed",
-         "an unequal split, or refused", "ml-explore/mlx-lm/pull/1137"),
+         "an unequal split by a search; refused by a plan of like devices", "ml-explore/mlx-lm/pull/1137"),
     Case("TOP-11", "an environment variable that one overlap needs and another forbids",
          "the plan says what it needs", "pytorch/torchtitan/issues/1147"),
     Case("TOP-13", "latency left out: many small collectives win",

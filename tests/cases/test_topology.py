@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from hpsearch.cluster import Cluster, Tier
 from hpsearch.cluster.read import read
 from hpsearch.errors import ClusterError, LegalityError
+from hpsearch.estimate import ModelShape
+from hpsearch.estimate.shape import transformer
 from hpsearch.layout import Mesh
 from hpsearch.plan.environment import unmet
 from hpsearch.run.choose import check_plan
+from hpsearch.space import best
+from hpsearch.space.pins import space_of
 from tests.cases import configs
 from tests.cases.plans import graph_of, h100, search, uneven_cuts
 from tests.cluster.test_files import GOOD
@@ -149,10 +154,34 @@ def test_top_10_unequal_devices_are_refused() -> None:
     text = GOOD[: GOOD.index("[device]\n")] + both + GOOD[GOOD.index("[[tiers]]") :]
     with pytest.raises(ClusterError) as caught:
         read(text, "mixed.toml")
-    assert "device: expected one [device], but found 2 [[device]] tables: devices of a plan are all alike" in str(
-        caught.value
+    assert "device: expected one [device], but found 2 [[device]] tables. Describe the best of" in str(caught.value)
+    assert "and as [[groups]] the nodes that have less memory or speed." in str(caught.value)
+
+
+def test_top_10_unequal_devices_get_unequal_stages(tmp_path: Path) -> None:
+    """A node of 80 GB at 989 TFLOP/s beside one of 48 GB at 155: what a search finds, and a plan of like devices."""
+    kind = 'kind = "specification", source = "here" }'
+    (tmp_path / "cluster.toml").write_text(
+        GOOD
+        + f"""[[groups]]
+name = "large"
+nodes = 1
+[[groups]]
+name = "small"
+nodes = 1
+memory = {{ value = 48, unit = "GB", {kind}
+memory_bandwidth = {{ value = 864, unit = "GB/s", {kind}
+compute = {{ value = 0.157, unit = "times the device", {kind}
+"""
     )
-    assert "Describe the slower one with the smaller memory" in str(caught.value)
+    cluster = Cluster.load(tmp_path, devices=16)
+    shape = ModelShape("small", 4096, 32, 8, 128, 32000, transformer(16, 0, 0), ffn=14336)
+    pins = {"pp": "2", "vpp": "1", "micro_batch": "1"}
+    layout = best(space_of(shape, cluster, pins, global_batch=64, seq_len=2048), gap=0.05).best.layout
+    cut = dict(zip(layout.stage_groups, layout.cut, strict=True))
+    assert cut["large"] >= 3 * cut["small"]
+    with pytest.raises(ClusterError, match=r"expected devices that are all alike, but it has groups .* large, small\."):
+        search(graph_of(configs.LLAMA_8B, num_hidden_layers=2), cluster, global_batch=16)
 
 
 def test_top_11_the_plan_says_what_its_overlap_needs(monkeypatch: pytest.MonkeyPatch) -> None:
