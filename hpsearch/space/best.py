@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hpsearch.estimate import ParallelLayout
 from hpsearch.space.cutting import Cutting
 from hpsearch.space.exact import Choice
-from hpsearch.space.prices import Prices
+from hpsearch.space.prices import Prices, is_dealt
 from hpsearch.space.refusal import none_fits, none_is_legal
 from hpsearch.space.rules import Rules
 from hpsearch.space.space import IN_WORDS, Row, Slot, Space
@@ -182,18 +182,19 @@ class _Search:
     def refine(self, chosen: list[tuple[Slot, int, Row]]) -> list[Entry]:
         """(bound over all cuts and recomputed layers, layout, cut) of those that fit and may be better than the best so
         far."""
-        groups: dict[tuple[int, int], list[tuple[int, Row]]] = {}
+        groups: dict[tuple[int, ...], list[tuple[int, Row]]] = {}
         for slot, at, row in chosen:
             number = self.prices.price(slot.inside(at))
             if (number, row) not in self.solved:
-                groups.setdefault(row[:2], []).append((number, row))
+                groups.setdefault(() if is_dealt(row) else row[:2], []).append((number, row))
         found: list[Entry] = []
-        for _, members in sorted(groups.items()):
+        for key, members in sorted(groups.items()):
             once = np.array([self.prices.around(*one).once_s for one in members])
-            pipe_s, cuts = self.prices.second_bound(members, self.best_s - once)
-            for one, bound_s, cut in zip(members, (pipe_s + once).tolist(), cuts.tolist(), strict=True):
+            how = self.prices.second_bound if key else self.prices.dealt_bound
+            pipe_s, cuts = how(members, self.best_s - once)
+            for one, bound_s, cut in zip(members, (pipe_s + once).tolist(), cuts, strict=True):
                 if bound_s < self.best_s:
-                    found.append((bound_s, *one, tuple(cut)))
+                    found.append((bound_s, *one, cut))
         return found
 
     def solve(self, bound_s: float, number: int, row: Row, cut: tuple[int, ...]) -> bool:

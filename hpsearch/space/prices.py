@@ -22,6 +22,8 @@ from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.stages import sizes_of
 from hpsearch.space.around import Around, around, least_rate, links_s
 from hpsearch.space.bound import Pipes, even_s, least_s, without_memory_s
+from hpsearch.space.dealing import Lines
+from hpsearch.space.dealing import least_s as least_of_all
 from hpsearch.space.fits import fits_somehow
 from hpsearch.space.memo import Memo, Wholes
 from hpsearch.space.space import Inside, Row, Slot, Space
@@ -101,7 +103,7 @@ class Prices:
     def first_bound(self, number: int, rows: Ints) -> Floats:
         """`first_bounds` of one inside."""
         slot = Slot.of(self.insides[number])
-        return self.first_bounds(slot, self.wholes(slot), 0, rows)[0]
+        return np.asarray(self.first_bounds(slot, self.wholes(slot), 0, rows)[0])
 
     def first_bounds(self, slot: Slot, wholes: Wholes, which: int, rows: Ints, best_s: float = float("inf")) -> Floats:
         """[insides, rows] of the insides with the experts `which`: base times of the whole model through the pipeline,
@@ -208,7 +210,7 @@ class Prices:
     def _plain(self, number: int) -> Table:
         return self.table(number, (1, 1, 1, 1, 0, 0))
 
-    def second_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, Ints]:
+    def second_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, list[tuple[int, ...]]]:
         """Pipeline seconds at least, and the cut that reaches them; layouts of one number of stages and chunks."""
         pp, vpp = members[0][1][:2]
         pipe_s, cuts = np.zeros(len(members)), np.zeros((len(members), pp * vpp), dtype=np.int64)
@@ -226,6 +228,28 @@ class Prices:
                 bounds = least_s(pipes, cutoff_s[some])
                 more, cuts[some] = bounds.pipe_s, bounds.cuts
             pipe_s[some] = np.maximum(pipe_s[some], more)
+        return pipe_s, [tuple(cut) for cut in cuts.tolist()]
+
+    def dealt_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, list[tuple[int, ...]]]:
+        """`second_bound` of 1F1B layouts with any numbers of stages."""
+        order = np.argsort([-row[0] for _, row in members], kind="stable")
+        pipe_s = np.zeros(len(members))
+        cuts: list[tuple[int, ...]] = [()] * len(members)
+        for again in (0.0, 1.0):
+            some = order[np.isfinite(pipe_s[order])]
+            if again:
+                some = np.array([i for i in some.tolist() if members[i][1][4] == 3], dtype=np.int64)
+            if not len(some):
+                continue
+            pipes = self._pipes([members[i] for i in some.tolist()], again)
+            stages = np.array([members[i][1][0] for i in some.tolist()])
+            found = least_of_all(Lines(
+                pipes.tables, pipes.table, stages, pipes.micro_batches, pipes.hop_s, pipes.room_bytes, pipes.per_dense,
+                pipes.per_expert,
+            ), cutoff_s[some])  # fmt: skip
+            for i, cut, count in zip(some.tolist(), found.cuts.tolist(), stages.tolist(), strict=True):
+                cuts[i] = tuple(cut[:count])
+            pipe_s[some] = np.maximum(pipe_s[some], found.pipe_s)
         return pipe_s, cuts
 
     def _pipes(self, members: list[tuple[int, Row]], again: float) -> Pipes:
@@ -241,6 +265,11 @@ class Prices:
             np.array([one.room_bytes for one in around]), np.array([one.per_dense for one in around]),
             np.array([one.per_expert for one in around]), vpp,
         )  # fmt: skip
+
+
+def is_dealt(row: Row) -> bool:
+    """Whether an outside is 1F1B, with any cut."""
+    return row[1] == 1
 
 
 def _state_bytes(layout: ParallelLayout, zero: Floats, ranks: Floats, shard_ranks: Floats) -> Floats:

@@ -18,7 +18,7 @@ from hpsearch.estimate.price import Seconds
 from hpsearch.estimate.work import Work
 from hpsearch.space import Space
 from hpsearch.space.bound import Pipes
-from hpsearch.space.prices import Prices
+from hpsearch.space.prices import Prices, is_dealt
 from hpsearch.space.rules import Rules
 from hpsearch.space.space import Row, Slot
 from tests.space.drawn import Candidate, a_space, candidates
@@ -69,8 +69,9 @@ def held(space: Space, group: list[Candidate], prices: Tight) -> Iterator[Held]:
     steps = [step_s(one, prices.rates) for one in made]
     prices.room_bytes = (np.array(peaks) * (1 + 1e-12) - context_bytes(group[0].layout)) / (1 + RESERVE)
     once, members = prices.around(number, row).once_s, [(number, row)] * len(group)
-    endless, _ = prices.second_bound(members, np.full(len(group), np.inf))
-    cutoff, _ = prices.second_bound(members, np.array(steps) * SLACK - once)
+    how = prices.dealt_bound if is_dealt(row) else prices.second_bound
+    endless, _ = how(members, np.full(len(group), np.inf))
+    cutoff, _ = how(members, np.array(steps) * SLACK - once)
     whole = {"spread": prices.spread_s(number), "floor": prices.floor_s}
     for i, one in enumerate(group):
         device = replace(space.cluster.device, memory_bytes=int(peaks[i]) + 1)
@@ -124,3 +125,17 @@ def test_shared_blocks_are_those_of_each_layout(seed: int) -> None:
                 (mine.repeat, one.repeat),
             ):
                 assert vector == pytest.approx(truth, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(0, SEEDS, 10))
+def test_any_numbers_of_stages_together_are_bounded_as_each_alone(seed: int) -> None:
+    draw = random.Random(seed)
+    space = a_space(draw)
+    prices = Prices(space)
+    groups = [group[0] for group in candidates(draw, space, 6, 6, 1)]
+    members = [(prices.price(one.inside), one.row) for one in groups if is_dealt(one.row)]
+    together, cuts = prices.dealt_bound(members, np.full(len(members), np.inf))
+    for one, bound_s, cut in zip(members, together, cuts, strict=True):
+        alone, _ = prices.second_bound([one], np.array([np.inf]))
+        assert bound_s >= alone[0] * (1 - 2e-3)  # more, where layers are computed again whole
+        assert not np.isfinite(bound_s) or (len(cut) == one[1][0] and sum(cut) == space.shape.layers and min(cut) > 0)
