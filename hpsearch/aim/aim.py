@@ -109,3 +109,11 @@ class Aim:
             assert self.tariff is not None
             return self.tariff.a_second * value * step_s
         return float(value if self.kind == "devices" else -value)
+
+    def worth_s(self, value: int, score: float) -> float:
+        """Seconds from which on a step with this value breaks the limit, or is no better than `score`."""
+        if not self.dimension:
+            return min(self.limit_s(value), score)
+        unit = self.score(value, 1.0)
+        varies = unit != self.score(value, 2.0)
+        return min(self.limit_s(value), score / unit) if varies else self.limit_s(value)

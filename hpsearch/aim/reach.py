@@ -77,7 +77,7 @@ def reach(aim: Aim, *, gap: float = 0.0) -> Reached:
             why = "no legal layout" if bound_s == NEVER else ""
             known[value] = Verdict(value, bound_s, NEVER, limit_s, is_searched=False, why=why)
             continue
-        known[value] = _looked(aim, value, gap, answers)
+        known[value] = _looked(aim, value, aim.worth_s(value, lowest), gap, answers)
         if known[value].keeps and aim.score(value, known[value].step_s) < lowest:
             winner, lowest = value, aim.score(value, known[value].step_s)
     if winner is None:
@@ -87,10 +87,11 @@ def reach(aim: Aim, *, gap: float = 0.0) -> Reached:
     return Reached(aim, winner, aim.at(winner), answers[winner], lowest, min(least, lowest), told)
 
 
-def _looked(aim: Aim, value: int, gap: float, answers: dict[int, Found]) -> Verdict:
+def _looked(aim: Aim, value: int, most_s: float, gap: float, answers: dict[int, Found]) -> Verdict:
+    """A search, ended once all that is left takes longer than `most_s`."""
     limit_s = aim.limit_s(value)
     try:
-        found = best(aim.at(value), gap=gap)
+        found = best(aim.at(value), gap=gap, watch=lambda _, bound_s: bound_s <= most_s)
     except (InfeasibleError, LegalityError) as error:
         if len(aim.values) == 1:
             raise

@@ -22,7 +22,7 @@ DEEP = ModelShape("deep", 2048, 16, 4, 128, 32000, transformer(4, 0, 0), ffn=819
 EXPERTS = ModelShape(
     "experts", 2048, 16, 4, 128, 32000, transformer(3, 1, 8), ffn=8192, experts=8, top_k=2, moe_ffn=4096
 )
-PINS: Pins = {"cp": (1,), "micro_batch": (1, 2, 4), "recompute": ("full",), "vpp": (1,), "zero": (0, 1, 3)}
+PINS: Pins = {"cp": (1,), "micro_batch": (1, 2), "recompute": ("full",), "vpp": (1,), "zero": (0, 1, 3)}
 COUNTS = (1, 2, 3, 4, 6, 8)
 
 
@@ -46,8 +46,7 @@ class Case:
 
 FEW = (("cp", (1,)), ("micro_batch", (1, 2)), ("recompute", ("full",)), ("vpp", (1,)), ("zero", (1, 3)), ("etp", (1,)))
 CASES = {
-    "dense": Case(DEEP, 5 * 10**9),
-    "little memory": Case(DEEP, 4 * 10**9),
+    "dense": Case(DEEP, 42 * 10**8),
     "experts": Case(EXPERTS, 6 * 10**9, FEW),
 }
 
@@ -120,7 +119,7 @@ BATCHES = (1, 2, 3, 4, 6, 8, 12, 15, 16)
 def test_largest_batch_below_a_step(name: str) -> None:
     case = CASES[name]
     steps = {batch: least_s(fitting(case, 4, batch)) for batch in BATCHES}
-    for limit_s in sorted(steps.values())[::3]:
+    for limit_s in sorted(steps.values())[2::4]:
         found = reach(Aim("batch", case.space(), BATCHES, most_step_s=limit_s * (1 + 1e-9)))
         assert found.value == max(batch for batch in BATCHES if steps[batch] <= limit_s * (1 + 1e-9))
         assert found.bound == -found.value
@@ -188,5 +187,5 @@ def test_what_is_missing_is_said() -> None:
         Aim("devices", case.space(), COUNTS, case.clusters())
     with pytest.raises(LegalityError, match="expected what a device costs"):
         Aim("cost", case.space(), COUNTS, case.clusters())
-    with pytest.raises(LegalityError, match="expected one of time, rate"):
+    with pytest.raises(LegalityError, match="expected one of time, robust, rate"):
         Aim("beauty", case.space())
