@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes without logits, and of logits with their gradients; after a forward and in a backward, when most is kept."""
+    """Bytes without logits, and of logits and their gradients; after a forward and in a backward, when most is kept."""
 
     after_forward: float
     logits_after_forward: float

@@ -10,10 +10,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpsearch.schedule.kinds import make_schedule
 from hpsearch.schedule.schedule import Ints, Schedule
 
+Floats = NDArray[np.float64]
 ROUNDS = 4
 """Micro-batches a rank after which nothing new is kept alive."""
 
@@ -63,3 +65,25 @@ def _outer(rows: Ints) -> Ints:
     """Rows that no other is at least equal to in all columns."""
     below = (rows[:, None, :] <= rows[None, :, :]).all(axis=2) & ~np.eye(len(rows), dtype=bool)
     return np.asarray(rows[~below.any(axis=1)])
+
+
+def surely_alive(kind: str, stages: int, virtual: int, rank: int, micro_batches: Floats) -> tuple[Floats, Floats]:
+    """[2·virtual, numbers of micro-batches] each: of a rank's fullest moment after a forward, and in a backward, how
+    many backwards and then weight parts of each of its stages are to come, at least. Closed forms, for bounds of many
+    schedules; what is at work in a backward counts as what it was, if it is whole, or else will be."""
+    p, r, m = stages, rank, np.asarray(micro_batches, dtype=np.float64)
+    none = np.zeros_like(m)
+    if kind == "gpipe":
+        both = np.stack([m, none])
+        return both, both
+    if kind == "zbv":
+        first, second = np.minimum(2 * p - r - 1, m), np.minimum(r + 1, m)
+        return np.stack([first, second, none, none]), np.stack([first, second - 1, none, none + 1])
+    if kind == "dualpipev":
+        both = np.stack([none + 2 * p - r, none + r + 1, none, none])
+        return both, both
+    before, owed = [none + p] * (virtual - 1), [none] * (virtual - 1)
+    return (
+        np.stack([*before, none + p - r, *owed, none + r]),
+        np.stack([*before, none + p - r - 1, *owed, none + r + 1]),
+    )

@@ -25,7 +25,7 @@ from hpsearch.space.exact import Choice
 from hpsearch.space.prices import Prices, is_dealt
 from hpsearch.space.refusal import none_fits, none_is_legal
 from hpsearch.space.rules import Rules
-from hpsearch.space.space import IN_WORDS, Row, Slot, Space
+from hpsearch.space.space import IN_WORDS, Row, Slot, Space, apart, layouts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -144,7 +144,7 @@ class _Search:
         """Every layout of a slot that may be better than an answer at hand, by its first bound. Others are counted."""
         each, experts, space = slot.count // len(slot.experts), range(len(slot.experts)), self.prices.space
         every = [space.outsides(slot.inside(which * each), self.rules) for which in experts]
-        self.considered += each * sum(map(len, every))
+        self.considered += each * sum(map(layouts, every))
         if not any(map(len, every)):
             return
         wholes = self.prices.wholes_below(slot, self.best_s)
@@ -152,6 +152,8 @@ class _Search:
             return
         for which, rows in enumerate(every):
             if len(rows):
+                bound = self.prices.first_bounds(slot, wholes, which, rows, self.best_s)
+                rows = apart(rows[(bound < self.best_s).any(axis=0)])
                 bound = self.prices.first_bounds(slot, wholes, which, rows, self.best_s)
                 inside, row = np.nonzero(bound < self.best_s)
                 if len(row):
@@ -186,7 +188,7 @@ class _Search:
         for slot, at, row in chosen:
             number = self.prices.price(slot.inside(at))
             if (number, row) not in self.solved:
-                groups.setdefault(() if is_dealt(row) else row[:2], []).append((number, row))
+                groups.setdefault(() if is_dealt(row) else (row[0], row[1], row[6]), []).append((number, row))
         found: list[Entry] = []
         for key, members in sorted(groups.items()):
             once = np.array([self.prices.around(*one).once_s for one in members])
@@ -291,7 +293,7 @@ def simplest(tried: tuple[Choice, ...]) -> Choice:
 
 
 def _complexity(layout: ParallelLayout) -> tuple[int, ...]:
-    """Fewer mesh axes, then no virtual stages, equal stages, no recompute, a lower ZeRO level."""
+    """Fewer mesh axes, then no virtual stages, whole backwards, equal stages, no recompute, a lower ZeRO level."""
     axes = sum(size > 1 for size in (layout.tp, layout.cp, layout.pp, layout.dp, layout.ep))
     uneven = len(set(layout.cut)) > 1
-    return axes, layout.vpp, int(uneven), int(layout.recompute != "none"), layout.zero
+    return axes, layout.vpp, int(layout.is_split), int(uneven), int(layout.recompute != "none"), layout.zero

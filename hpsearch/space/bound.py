@@ -12,9 +12,23 @@ through the later stages too, for which s does less between. And t_s is at least
 
     base(layers of s)  +  rho·(bytes that do not fit) / (micro-batches in flight on s)
 
-rho being the least seconds of recompute for a byte freed. `least_s` finds the smallest L under which the layers can be
-dealt out with every stage within L. Giving the first stages as many layers as they may have is best: a stage that
-starts later has its own layers' seconds less to do, and at most 1/m of them less time.
+rho being the least seconds of recompute for a byte freed. GPipe takes at least what (1) says and
+
+    sum_i t_i  +  (m - 1)·t_s  +  2·(p - 1)·hop                                             (4)
+
+(all forwards go on to the last stage, where the first backward starts behind them). ZB-H1, with f, i, w of a forward,
+an input part and a weight part, and stage s doing its weight parts s micro-batches late:
+
+    sum_{i<s} f_i  +  m·t_s  +  s·hop                                                       (5)
+    sum_{i<s} (f_i + i_i)  +  m·t_s  -  (1 + s)·w_s  +  w_0  +  2·s·hop                       (6)
+    sum_i f_i  +  sum_{i>s} i_i  +  m·t_s  -  (p - s)·f_s  +  (2·(p - 1) - s)·hop             (7)
+
+(5) all that s does from its first forward on; (6) the same up to the last input part, and that micro-batch's way back;
+(7) the first micro-batch's way through all stages and back to s, and what s has not done by then.
+
+`least_s` finds the smallest L under which the layers can be dealt out with every stage within L. Giving the first
+stages as many layers as they may have is best: a stage that starts later has its own layers' seconds less to do, and at
+most 1/m of them less time.
 """
 
 from __future__ import annotations
@@ -24,8 +38,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hpsearch.estimate.parallel import AS_RUN
+from hpsearch.schedule import KINDS, placement
+from hpsearch.schedule.alive import surely_alive
 from hpsearch.schedule.bound import chains
-from hpsearch.space.tables import Table
+from hpsearch.space.tables import ROUNDED, Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,6 +52,9 @@ WIDER = 1.2
 """Factor from one limit to the next while the bound is far away: most lie little above the one without memory."""
 LONGEST = 8.0
 """Times the bound without memory: what takes longer is said not to fit."""
+
+WHOLE = ("1f1b", "gpipe")
+"""Schedules of one chunk a rank whose last backward goes all the way back."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +73,24 @@ class Pipes:
     """State bytes of one parameter."""
     per_expert: Floats
     virtual: int = 1
+    kind: str = "1f1b"
+    """Of the schedule."""
 
     def of(self, some: Ints) -> Pipes:
         """Some of them."""
         columns = (self.micro_batches, self.hop_s, self.room_bytes, self.per_dense, self.per_expert)
         m, hop_s, room, dense, expert = (column[some] for column in columns)
-        return Pipes(self.tables, self.table[some], self.stages, m, hop_s, room, dense, expert, self.virtual)
+        return Pipes(self.tables, self.table[some], self.stages, m, hop_s, room, dense, expert, self.virtual, self.kind)
+
+    def alive(self, rank: int) -> list[tuple[Floats, Floats, bool]]:
+        """Moments of a rank: forwards that keep what a backward reads, and input parts that keep what a weight part
+        reads, [chunks, layouts] each; and whether it is the moment after a forward."""
+        m, v = self.micro_batches, self.virtual
+        if self.kind in AS_RUN:
+            each = np.broadcast_to(in_flight(self.stages, v, m, rank) / v, (v, len(m)))
+            return [(each, np.zeros_like(each), False)]
+        after_forward, in_backward = surely_alive(self.kind, self.stages, v, rank, m)
+        return [(in_backward[:v], in_backward[v:], False), (after_forward[:v], after_forward[v:], True)]
 
 
 @dataclass(frozen=True)
@@ -79,22 +111,28 @@ class _Stack:
         self.forward = np.array([t.forward_s for t in tables])
         self.saved = np.array([t.saved_bytes for t in tables])
         self.freed = np.array([t.freed_bytes for t in tables])
+        self.weight = np.array([t.weight_s for t in tables])
         self.dense = np.array([t.dense for t in tables])
         self.expert = np.array([t.expert for t in tables])
-
-        self.packed = np.stack([self.base, self.saved, self.freed, self.dense, self.expert], axis=2)
+        self.owed = np.array([t.owed_bytes for t in tables])
+        self.packed = np.stack([self.base, self.saved, self.freed, self.dense, self.expert, self.owed], axis=2)
 
         def column(name: str) -> Floats:
             return np.array([getattr(t, name) for t in tables], dtype=np.float64)[self.k]
 
         self.first_s, self.last_s, self.rho = column("first_s"), column("last_s"), column("again_s_per_byte")
         self.first_forward_s, self.last_forward_s = column("first_forward_s"), column("last_forward_s")
+        self.first_weight_s, self.last_weight_s = column("first_weight_s"), column("last_weight_s")
         self.first_dense, self.last_dense = column("first_dense"), column("last_dense")
         self.both_dense = column("both_dense")
         self.loss, self.layer = column("loss_bytes"), column("layer_bytes")
         self.fixed = column("exchange_bytes") + (4 * column("hop_bytes") if pipes.stages > 1 else 0.0)
-        self.share = column("forward_share")
+        self.share, self.input_share, self.weight_share = column("shares").T
+        self.least_weight_s = np.diff(self.weight).min(axis=1)[self.k] / ROUNDED
         self.whole_s = column("total_s")
+        self.whole_forward_s = self.forward[self.k, -1] + self.first_forward_s + self.last_forward_s
+        weight = self.weight[self.k, -1] + self.first_weight_s + self.last_weight_s
+        self.whole_input_s = self.whole_s - self.whole_forward_s - weight
         self.layers = self.base.shape[1] - 1
         self.is_uniform = all(t.is_uniform for t in tables)
 
@@ -111,24 +149,30 @@ def in_flight(stages: int, virtual: int, micro_batches: Floats, stage: int) -> F
 def stage_s(pipes: Pipes, stack: _Stack, stage: int, pieces: list[tuple[Ints, Ints]]) -> Floats:
     """Least seconds of one micro-batch on a stage that has the layers from i to j of each piece; inf if they do not fit
     even recomputed."""
-    k, first, last = stack.k, stage == 0, stage == pipes.stages - 1
-    i, j = pieces[0]
-    held = stack.packed[k, j] - stack.packed[k, i]
-    for i, j in pieces[1:]:
-        held += stack.packed[k, j] - stack.packed[k, i]
-    seconds, saved, freed, dense, expert = held.T
+    k, vee = stack.k, KINDS[pipes.kind].vee
+    first, last = stage == 0, stage == (0 if vee else pipes.stages - 1)
+    parts = [stack.packed[k, j] - stack.packed[k, i] for i, j in pieces]
+    seconds, dense, expert = (sum(part[:, column] for part in parts) for column in (0, 3, 4))
     if first and last:
         dense = dense + stack.both_dense
     else:
         dense = dense + (stack.first_dense if first else stack.last_dense if last else 0.0)
     seconds = seconds + (stack.first_s if first else 0.0) + (stack.last_s if last else 0.0)
-    alive = in_flight(pipes.stages, pipes.virtual, pipes.micro_batches, stage) / pipes.virtual
-    states = dense * pipes.per_dense + expert * pipes.per_expert
-    moment = np.maximum(stack.layer, stack.loss) if last else stack.layer
-    over = states + alive * saved + moment + stack.fixed - pipes.room_bytes
-    excess = np.maximum(over, 0.0) / alive
-    fits = excess <= freed * (1 + 1e-9)
-    return np.where(fits, seconds + stack.rho * excess, np.inf)
+    states = dense * pipes.per_dense + expert * pipes.per_expert + stack.fixed - pipes.room_bytes
+    found = []
+    for kept, owed, is_forward in pipes.alive(stage):
+        if is_forward and not last:
+            continue
+        saved, freed, left = (sum(part[:, column] * n for part, n in zip(parts, each, strict=True))
+                              for column, each in ((1, kept), (2, kept), (5, owed)))  # fmt: skip
+        moment = stack.loss * kept[-1] if is_forward else stack.layer
+        if last and pipes.kind in AS_RUN:
+            moment = np.maximum(stack.layer, stack.loss)
+        excess = np.maximum(states + saved + left + moment, 0.0)
+        fits = excess <= freed * (1 + 1e-9)
+        again = stack.rho * excess / np.maximum(kept.max(axis=0), 1e-9)
+        found.append(np.where(fits, seconds + again, np.inf))
+    return np.asarray(np.max(found, axis=0))
 
 
 def least_s(pipes: Pipes, cutoff_s: Floats) -> Bounds:
@@ -138,7 +182,9 @@ def least_s(pipes: Pipes, cutoff_s: Floats) -> Bounds:
     if pipes.stages == 1:
         zero, all_layers = np.zeros(count, dtype=np.int64), np.full(count, stack.layers, dtype=np.int64)
         return Bounds(m * stage_s(pipes, stack, 0, [(zero, all_layers)]), all_layers[:, None])
-    low = without_memory_s(stack.whole_s, m, pipes.stages) + 0.0 * pipes.hop_s
+    low = stack.whole_s * m / pipes.stages + 0.0 * pipes.hop_s
+    if pipes.kind in WHOLE:
+        low = without_memory_s(stack.whole_s, m, pipes.stages) + 0.0 * pipes.hop_s
     cuts, reached = _deal(pipes, stack, cutoff_s)
     if reached.any():
         some = np.flatnonzero(reached)
@@ -185,17 +231,43 @@ def _deal(pipes: Pipes, stack: _Stack, limit: Floats) -> tuple[Ints, NDArray[np.
 
 
 def _budget(pipes: Pipes, stack: _Stack, limit: Floats, stage: int, at: Ints) -> Floats:
-    """Seconds that a stage which starts at layer `at` may take for a micro-batch, by (1) to (3)."""
-    p, m = pipes.stages, pipes.micro_batches
+    """Seconds that a stage which starts at layer `at` may take for a micro-batch, by the chains of its schedule."""
+    p, m, hop_s = pipes.stages, pipes.micro_batches, pipes.hop_s
+    if pipes.kind == "zb-h1":
+        return _split_budget(pipes, stack, limit, stage, at)
     before_s = stack.base[stack.k, at] + (stack.first_s if stage else 0.0)
-    first = (limit - before_s - 2 * stage * pipes.hop_s) / m
-    times = m - 1 - np.minimum(p - 1 - stage, m - 1) * stack.share
-    second = (limit - stack.whole_s - 2 * (p - 1) * pipes.hop_s) / np.maximum(times, 1e-9)
+    first = _left((limit - before_s - 2 * stage * hop_s), m)
+    whole = limit - stack.whole_s - 2 * (p - 1) * hop_s
+    if pipes.kind == "gpipe":
+        return np.minimum(first, _left(whole, m - 1))
+    second = _left(whole, m - 1 - np.minimum(p - 1 - stage, m - 1) * stack.share)
     behind = p - 1 - stage
-    times_less = m - behind - 2
-    hops = 2 * (stage + 2 * behind) * pipes.hop_s
-    third = (limit - hops - 2 * stack.whole_s + before_s) / np.maximum(times_less, 1e-9)
-    return np.minimum(np.minimum(first, np.where(times > 0, second, np.inf)), np.where(times_less > 0, third, np.inf))
+    hops = 2 * (stage + 2 * behind) * hop_s
+    third = _left(limit - hops - 2 * stack.whole_s + before_s, m - behind - 2)
+    return np.minimum(np.minimum(first, second), third)
+
+
+def _left(seconds: Floats, times: Floats) -> Floats:
+    """What `times` equal pieces of `seconds` may take; endless where there are none."""
+    return np.where(times > 0, seconds / np.maximum(times, 1e-9), np.inf)
+
+
+def _split_budget(pipes: Pipes, stack: _Stack, limit: Floats, stage: int, at: Ints) -> Floats:
+    """`_budget` of ZB-H1. Shares of a stage are at most those of the layer, or end, that has the largest: what is
+    computed again adds to input parts, which (6) and (7) have in full."""
+    k, p, m, hop_s = stack.k, pipes.stages, pipes.micro_batches, pipes.hop_s
+    ends = (stack.first_s, stack.first_forward_s, stack.first_weight_s) if stage else (0.0, 0.0, 0.0)
+    base, forward, weight = (
+        one[k, at] + end for one, end in zip((stack.base, stack.forward, stack.weight), ends, strict=True)
+    )
+    fifth = _left(limit - forward - stage * hop_s, m)
+    sixth = _left(
+        limit - (base - weight) - stack.least_weight_s - 2 * stage * hop_s, m - (1 + stage) * stack.weight_share
+    )
+    behind = stack.whole_input_s - (base - forward - weight)
+    seventh = limit - stack.whole_forward_s - behind - (2 * (p - 1) - stage) * hop_s
+    times = m - (p - stage) * stack.share - stack.input_share
+    return np.minimum(np.minimum(fifth, sixth), _left(seventh, times))
 
 
 def _most(pipes: Pipes, stack: _Stack, stage: int, at: Ints, most: Ints, budget: Floats) -> Ints:
@@ -213,12 +285,14 @@ def _most_alike(pipes: Pipes, stack: _Stack, stage: int, at: Ints, most: Ints, b
     """`_most` where all layers are alike: n layers take the larger of n·base + c and the same with n·a + b bytes to
     free, and there must not be more to free than n layers have."""
     k, first = stack.k, stage == 0
-    alive = in_flight(pipes.stages, pipes.virtual, pipes.micro_batches, stage) / pipes.virtual
+    kept, owed, _ = pipes.alive(stage)[0]
+    alive, left = kept[0], owed[0]
     base, freed = stack.base[k, 1], alive * stack.freed[k, 1]
     c = stack.first_s if first else 0.0
     a = stack.dense[k, 1] * pipes.per_dense + stack.expert[k, 1] * pipes.per_expert + alive * stack.saved[k, 1]
+    a = a + left * stack.owed[k, 1]
     b = (stack.first_dense if first else 0.0) * pipes.per_dense + stack.layer + stack.fixed - pipes.room_bytes
-    rate = stack.rho / alive
+    rate = stack.rho / np.maximum(alive, 1e-9)
     slack = 1 + 1e-9
     by_time = (budget * slack - c) / base
     by_recompute = (budget * slack - c - rate * b) / (base + rate * a)
@@ -229,36 +303,37 @@ def _most_alike(pipes: Pipes, stack: _Stack, stage: int, at: Ints, most: Ints, b
 
 
 def even_s(pipes: Pipes, sizes: list[int], cutoff_s: Floats) -> Floats:
-    """The bound of interleaved layouts whose chunks have these `sizes`, chunk i on stage i mod p; inf where it is above
-    the cutoff.
+    """The bound of layouts of several chunks a rank, which have these `sizes`; inf where it is above the cutoff.
 
     At least what every rank has to do; and the longest of the schedule room's chains with base times, on which what
     recompute adds to a rank lies as often as the rank's chunk that lies there least.
     """
     stack, p = _Stack(pipes), pipes.stages
-    ends = np.concatenate([[0], np.cumsum(sizes)])
-    ranks = np.stack(
-        [stage_s(pipes, stack, r, [_all(ends[c : c + 2], stack) for c in range(r, len(sizes), p)]) for r in range(p)],
-        axis=1,
-    )
+    ends, stands = np.concatenate([[0], np.cumsum(sizes)]), placement(pipes.kind, p, pipes.virtual)
+    mine = [[c for c, other in enumerate(stands) if other == rank] for rank in range(p)]
+    pieces = [[_all(ends[c : c + 2], stack) for c in held] for held in mine]
+    ranks = np.stack([stage_s(pipes, stack, rank, held) for rank, held in enumerate(pieces)], axis=1)
     found = pipes.micro_batches * ranks.max(axis=1)
-    # As many micro-batches as ranks: frameworks run all forwards first, which is another schedule.
-    some = np.flatnonzero((found < cutoff_s) & (pipes.micro_batches > p))
+    # As many micro-batches as ranks, interleaved: frameworks run all forwards first, which is another schedule.
+    is_text = pipes.micro_batches > (p if pipes.kind == "interleaved" else 0)
+    some = np.flatnonzero((found < cutoff_s) & is_text)
     if len(some):
-        found[some] = np.maximum(found[some], _on_chains(pipes.of(some), sizes, ranks[some]))
+        found[some] = np.maximum(found[some], _on_chains(pipes.of(some), sizes, ranks[some], mine))
     return np.where(found < cutoff_s, found, np.inf)
 
 
-def _on_chains(pipes: Pipes, sizes: list[int], ranks: Floats) -> Floats:
-    stack, p, found = _Stack(pipes), pipes.stages, np.zeros(len(pipes.table))
+def _on_chains(pipes: Pipes, sizes: list[int], ranks: Floats, mine: list[list[int]]) -> Floats:
+    stack, found = _Stack(pipes), np.zeros(len(pipes.table))
     forward, both = (_chunk_s(stack, sizes, which) for which in ("forward", "base"))
-    again = ranks - both.reshape(len(found), pipes.virtual, p).sum(axis=1)
+    weight = _chunk_s(stack, sizes, "weight") if KINDS[pipes.kind].split else np.zeros_like(both)
+    again = ranks - np.stack([both[:, held].sum(axis=1) for held in mine], axis=1)
     hops = np.repeat(pipes.hop_s[:, None], len(sizes) - 1, axis=1)
-    times = np.hstack([forward, both - forward, np.zeros_like(both), hops])
+    times = np.hstack([forward, both - forward - weight, weight, hops])
     for m in np.unique(pipes.micro_batches).tolist():
         some = pipes.micro_batches == m
-        counts = chains("interleaved", p, pipes.virtual, int(m))
-        rarest = counts[:, len(sizes) : 2 * len(sizes)].reshape(len(counts), pipes.virtual, p).min(axis=1)
+        counts = chains(pipes.kind, pipes.stages, pipes.virtual, int(m))
+        inputs = counts[:, len(sizes) : 2 * len(sizes)]
+        rarest = np.stack([inputs[:, held].min(axis=1) for held in mine], axis=1)
         found[some] = (times[some] @ counts.T + again[some] @ rarest.T).max(axis=1)
     return found * (1 - 1e-9)
 
@@ -274,6 +349,7 @@ def _chunk_s(stack: _Stack, sizes: list[int], which: str) -> Floats:
     values, first, last = {
         "forward": (stack.forward, stack.first_forward_s, stack.last_forward_s),
         "base": (stack.base, stack.first_s, stack.last_s),
+        "weight": (stack.weight, stack.first_weight_s, stack.last_weight_s),
     }[which]
     found = np.diff(values[stack.k][:, np.concatenate([[0], np.cumsum(sizes)])], axis=1)
     found[:, 0] += first

@@ -12,7 +12,7 @@ from hpsearch.cluster.efficiency import Efficiency
 from hpsearch.estimate import ModelShape, ParallelLayout, memory
 from hpsearch.estimate.estimate import assembled
 from hpsearch.estimate.memory import rank_memory, stage_memory
-from hpsearch.estimate.pipeline import simulated_s
+from hpsearch.estimate.pipeline import run_s
 from hpsearch.estimate.stages import Chunk, chunks, with_again
 from hpsearch.space.tables import Inner
 
@@ -31,23 +31,25 @@ def simulated(
     """(seconds of the step with every micro-batch on the timeline, what it takes at least with more recompute than
     that); `priced`: the layout's inside.
 
-    More recompute makes no pipeline shorter, but the first rank's backward hides the gradients' reduction. A pipeline
+    More recompute makes no pipeline shorter, but the first rank's backward hides the gradients' reduction, unless it is
+    split: then its weight part does, which recompute makes no longer. A pipeline
     of m micro-batches has m times the first rank's seconds at least: what that rank idles for each is free, and beyond
     it every second hides one at most and costs m.
     """
     if layout.recompute == "none":  # `priced` has whole layers computed again, for those layouts that have some
         layout = replace(layout, recompute="full", recomputed=(0,) * layout.chunks)
     made = assembled(shape, layout, cluster, priced.works, priced.seconds, priced.ranks)
-    forward, backward = made.chunk_seconds(e)
+    forward, inputs, weights = made.split_seconds(e)
+    backward = inputs + weights
     if layout.pp == 1:
         pipe = layout.micro_batches * float(forward.sum() + backward.sum())
     else:
-        times = forward.tolist(), backward.tolist()
-        pipe = simulated_s(*times, layout.pp, layout.micro_batches, made.hop_s * e.links)
+        parts = forward.tolist(), inputs.tolist(), weights.tolist()
+        pipe = run_s(layout.schedule_kind, parts, layout.pp, layout.micro_batches, made.hop_s * e.links)
     step_s = made.around(pipe, forward, backward, e)[0]
-    if layout.recompute == "selective":
+    if layout.recompute == "selective" or layout.is_split:
         return step_s, step_s
-    idle = pipe / layout.micro_batches - float((forward + backward)[:: layout.pp].sum())
+    idle = pipe / layout.micro_batches - float((forward + backward)[list(layout.chunks_of(0))].sum())
     longer = backward.copy()
     longer[0] += max(idle, 0.0)
     return step_s, made.around(pipe, forward, longer, e)[0]
@@ -65,11 +67,13 @@ def fitted(shape: ModelShape, layout: ParallelLayout, priced: Inner, rooms: Sequ
     plain = replace(layout, recompute="none", recomputed=())
     all_chunks, starts = chunks(shape, plain), [0, *accumulate(layout.cut)]
     for rank in range(layout.pp):
-        mine, at = all_chunks[rank :: layout.pp], starts[rank : -1 : layout.pp]
+        here = layout.chunks_of(rank)
+        mine, at = tuple(all_chunks[i] for i in here), [starts[i] for i in here]
         least = _Rank(shape, plain, priced, rank, mine, at).least(rooms[rank])
         if least is None:
             return None
-        again[rank :: layout.pp] = least
+        for i, layers in zip(here, least, strict=True):
+            again[i] = layers
     if not any(again):
         return replace(layout, recompute="none", recomputed=())
     return replace(layout, recompute="full", recomputed=tuple(again))

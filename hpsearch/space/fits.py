@@ -18,15 +18,14 @@ def fits_somehow(rows: Ints, counts: Floats, held: Floats, kept: Floats, room_by
 
         sum of held + a_s * kept <= room,   with rho <= kept / held of any kind   sum of held <= room / (1 + a_s * rho)
 
-    and the stages together must hold what all layers do. 1F1B has min(m, p - s) alive; the sum of a falling function
-    over 1, 2, ... is at most its integral from 0. Any schedule has one, of every chunk: the first backward comes behind
-    the forward of the whole model.
+    and the stages together must hold what all layers do. Schedules of one chunk a rank have min(m, p - s) alive; the
+    sum of a falling function over 1, 2, ... is at most its integral from 0. Any schedule has one, of every chunk: the
+    first backward comes behind the forward of the whole model.
     """
     pp, vpp, m = (rows[:, column].astype(np.float64) for column in (0, 1, 3))
     total = np.einsum("k,kir->ir", counts, held)
     rho = np.min(kept / np.maximum(held, 1.0), axis=0)
-    is_plain = vpp == 1 if rows.shape[1] == 6 else (vpp == 1) & (rows[:, 6] == 0)
-    falling = np.where(is_plain, np.minimum(m, pp) - 1, 0.0)
+    falling = np.where(vpp == 1, np.minimum(m, pp) - 1, 0.0)
     last = falling + 1
     with np.errstate(divide="ignore", invalid="ignore"):
         before = np.where(rho > 0, np.log1p(falling * rho) / rho, falling)

@@ -9,7 +9,7 @@ from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape
 from hpsearch.estimate.pins import CUT, NAMES, check_device, cut_of, layout_of
-from hpsearch.space.space import PINS, Space
+from hpsearch.space.space import PINS, SCHEDULES, Space
 
 SWITCHES = tuple(name for name in NAMES if name not in (*PINS, "dp_shard", "dp_replicate", "micro_batches", "cut"))
 """Names that are no dimension of the space: precision, optimizer, overlap, …"""
@@ -55,6 +55,10 @@ def _values(name: str, text: str) -> tuple[Any, ...]:
         if not set(words) <= set(FLAGS):
             raise LegalityError(f"pin {name}", f"expected true or false, but got {text!r}", f"Write {name}=true.")
         return tuple(FLAGS[word] for word in words)
+    if name == "schedule":
+        if odd := [word for word in words if word not in SCHEDULES]:
+            raise LegalityError("pin schedule", f"expected {', '.join(SCHEDULES)} joined by +, but got {odd[0]!r}", "")
+        return tuple(words)
     if not all(word.isdecimal() for word in words) or (name not in ("zero", "shard_ranks") and "0" in words):
         raise LegalityError(f"pin {name}", f"expected numbers joined by +, but got {text!r}", f"Write {name}=1+2.")
     return tuple(int(word) for word in words)

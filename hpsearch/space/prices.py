@@ -21,12 +21,12 @@ from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.stages import sizes_of
 from hpsearch.space.around import Around, around, least_rate, links_s
-from hpsearch.space.bound import Pipes, even_s, least_s, without_memory_s
+from hpsearch.space.bound import WHOLE, Pipes, even_s, least_s, without_memory_s
 from hpsearch.space.dealing import Lines
 from hpsearch.space.dealing import least_s as least_of_all
 from hpsearch.space.fits import fits_somehow
 from hpsearch.space.memo import Memo, Wholes
-from hpsearch.space.space import Inside, Row, Slot, Space
+from hpsearch.space.space import Inside, Row, Slot, Space, bits_of, names_of
 from hpsearch.space.tables import Inner, Table, inner, sharded, table
 
 Floats = NDArray[np.float64]
@@ -110,9 +110,9 @@ class Prices:
         or of as many layers as some stage has, gathers of fully sharded storage beside them, the optimizer's traffic,
         and what a step costs once; inf where states and activations do not fit, whatever the cut. Above `best_s` it
         may leave out gathers."""
-        pp, vpp, m, zero = rows.T[[0, 1, 3, 4]].astype(np.float64)
+        pp, m, zero = rows.T[[0, 3, 4]].astype(np.float64)
         once = self.least_once_s(slot, wholes, which, rows)
-        through = np.where(vpp > 1, m / pp, without_memory_s(1.0, m, pp))
+        through = np.where(_goes_back(rows), without_memory_s(1.0, m, pp), m / pp)
         both = wholes.both_s[which].reshape(-1, 1, 2)
         layers = wholes.layer_s[which].reshape(-1, 1) * (m * np.ceil(self.space.shape.layers / pp))
         bound = np.maximum(both.sum(axis=-1) * through, layers) + once
@@ -134,7 +134,7 @@ class Prices:
         for dp, shard_ranks in rows[:, [2, 5]].tolist():
             key = slot.tp, slot.cp, ep, etp, dp, shard_ranks
             if key not in self.links:
-                layout = self.space.layout(replace(inside, ep=ep, etp=etp), (1, 1, dp, 1, 3, shard_ranks))
+                layout = self.space.layout(replace(inside, ep=ep, etp=etp), (1, 1, dp, 1, 3, shard_ranks, 0))
                 self.links[key] = links_s(self.space, layout, self.rates, self.memo.works(slot, which))[2]
             places.append(self.links[key])
         return np.array(places)
@@ -181,7 +181,7 @@ class Prices:
 
     def table(self, number: int, row: Row, again: float = 0.0) -> Table:
         """Of an inside; of its outside too where storage is fully sharded."""
-        _, _, dp, _, zero, shard_ranks = row
+        _, _, dp, _, zero, shard_ranks, _ = row
         inside = self.insides[number]
         key = (number, dp * inside.cp, shard_ranks, again) if zero == 3 else (number, 0, 0, 0.0)
         if key not in self.tables:
@@ -198,20 +198,20 @@ class Prices:
     def around(self, number: int, row: Row) -> Around:
         """What a layout's surroundings cost, whatever the rows of its micro-batches."""
         inside = self.insides[number]
-        pp, _, dp, _, zero, shard_ranks = row
+        pp, _, dp, _, zero, shard_ranks, _ = row
         key = (inside.tp, inside.cp, inside.ep, inside.etp, pp, dp, zero, shard_ranks)
         if key not in self.arounds:
-            plain = (pp, 1, dp, 1, zero, shard_ranks)
+            plain = (pp, 1, dp, 1, zero, shard_ranks, 0)
             self.arounds[key] = around(
                 self.space, self.space.layout(inside, plain), self._plain(number), self.rates, self.inners[number].works
             )
         return self.arounds[key]
 
     def _plain(self, number: int) -> Table:
-        return self.table(number, (1, 1, 1, 1, 0, 0))
+        return self.table(number, (1, 1, 1, 1, 0, 0, 0))
 
     def second_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, list[tuple[int, ...]]]:
-        """Pipeline seconds at least, and the cut that reaches them; layouts of one number of stages and chunks."""
+        """Pipeline seconds at least, and the cut that reaches them; of layouts of one pipeline and schedule."""
         pp, vpp = members[0][1][:2]
         pipe_s, cuts = np.zeros(len(members)), np.zeros((len(members), pp * vpp), dtype=np.int64)
         for again in (0.0, 1.0):
@@ -259,17 +259,22 @@ class Prices:
         which = np.array([places.setdefault(id(one), len(places)) for one in tables], dtype=np.int64)
         distinct = {id(one): one for one in tables}
         hops = [one.hop_s + held.hop_bytes * one.hop_s_per_byte for one, held in zip(around, tables, strict=True)]
-        pp, vpp = members[0][1][:2]
+        pp, vpp, schedule = (members[0][1][i] for i in (0, 1, 6))
         return Pipes(
             tuple(distinct.values()), which, pp, np.array([float(row[3]) for _, row in members]), np.array(hops),
             np.array([one.room_bytes for one in around]), np.array([one.per_dense for one in around]),
-            np.array([one.per_expert for one in around]), vpp,
+            np.array([one.per_expert for one in around]), vpp, names_of(schedule)[0],
         )  # fmt: skip
+
+
+def _goes_back(rows: Ints) -> NDArray[np.bool_]:
+    """Whether all schedules of a row have one chunk a rank and end with a backward that goes all the way back."""
+    return np.asarray((rows[:, 1] == 1) & (rows[:, 6] & ~bits_of(WHOLE) == 0))
 
 
 def is_dealt(row: Row) -> bool:
     """Whether an outside is 1F1B, with any cut."""
-    return row[1] == 1
+    return row[1] == 1 and row[6] == bits_of(("1f1b",))
 
 
 def _state_bytes(layout: ParallelLayout, zero: Floats, ranks: Floats, shard_ranks: Floats) -> Floats:

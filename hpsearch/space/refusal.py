@@ -15,9 +15,9 @@ from hpsearch.estimate.stages import sizes_of
 from hpsearch.estimate.stands import tightest
 from hpsearch.space.prices import Prices
 from hpsearch.space.rules import Rules
-from hpsearch.space.space import PINS, Row, Space
+from hpsearch.space.space import PINS, Row, Space, names_of
 
-OUTSIDE = ("pp", "vpp", "dp", "micro_batches", "zero", "shard_ranks")
+OUTSIDE = ("pp", "vpp", "dp", "micro_batches", "zero", "shard_ranks", "schedule")
 """Columns of an outside."""
 LEANEST = 64
 """Layouts whose memory is worked out for the message."""
@@ -61,7 +61,8 @@ def legal_values(space: Space, name: str) -> list[Any]:
         if key not in outsides:
             outsides[key] = space.outsides(inside, rules).tolist()
         if name in OUTSIDE:
-            found |= {row[OUTSIDE.index(name)] for row in outsides[key]}
+            held = {row[OUTSIDE.index(name)] for row in outsides[key]}
+            found |= {one for bits in held for one in names_of(bits)} if name == "schedule" else held
         elif outsides[key]:
             found.add(getattr(inside, name))
     return sorted(found)
@@ -123,7 +124,7 @@ def _leanest(prices: Prices) -> list[tuple[Memory, int, ParallelLayout]]:
             continue
         fewest = inside.micro_batch
         number = prices.numbers[inside] if inside in prices.numbers else prices.price(inside)
-        table = prices.table(number, (1, 1, 1, 1, 0, 0))
+        table = prices.table(number, (1, 1, 1, 1, 0, 0, 0))
         for row in rows:
             held = prices.around(number, tuple(row))
             states = table.dense[-1] * held.per_dense + table.expert[-1] * held.per_expert

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.estimate import ModelShape
+from hpsearch.estimate.parallel import AS_RUN
 from hpsearch.estimate.shape import kind_of
+from hpsearch.schedule import KINDS, refusal
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,11 @@ RULES = (
     Rule("expert-width", "etp", "expert-tp is 1 or tp, and divides the experts' width"),
     Rule("fold", "ep", "ep·etp divides dp·cp·tp: experts are folded over these ranks"),
     Rule("layers", "pp", "pp is at most the number of layers: no stage is empty"),
-    Rule("interleave", "vpp", "virtual stages need a pipeline, pp·vpp layers, and micro-batches in whole groups of pp"),
+    Rule("interleave", "vpp", "virtual stages need a pipeline, pp·vpp layers, and but for a V micro-batches in whole "
+         "groups of pp"),
+    Rule("schedule", "schedule", "gpipe, 1f1b and zb-h1 have one stage a rank, zbv and dualpipev two, in a V; "
+         "interleaved kinds take whole groups of pp micro-batches, zb-h1 at least pp, dualpipev 2·pp: fewer do not "
+         "fill all ranks"),
     Rule("batch", "dp", "dp·micro-batch is at most the global batch: no data rank has nothing to do"),
     Rule("idle", "dp", "at most 4 % of the devices stand idle"),
 )  # fmt: skip
@@ -133,8 +139,24 @@ class Rules:
             return [1]
         if micro_batches % pp:
             self.refuse("interleave", f"pp={pp}")
-            return [1]
+            most = min(most, 2)
         return list(range(1, min(most, shape.layers // pp) + 1))
+
+    def legal_schedules(self, pp: int, vpp: int, micro_batches: int) -> list[str]:
+        if pp == 1:
+            return ["1f1b"]
+        usual, legal = "interleaved" if vpp > 1 else "1f1b", []
+        for name, kind in KINDS.items():
+            fits = kind.least_virtual <= vpp and (kind.most_virtual is None or vpp <= kind.most_virtual)
+            if name in AS_RUN:
+                is_legal = name == usual and not (vpp > 1 and micro_batches % pp)
+            else:
+                is_legal = refusal(name, pp, vpp, micro_batches) is None
+            if is_legal:
+                legal.append(name)
+            elif fits:
+                self.refuse("schedule", f"{name} of {micro_batches} micro-batches on {pp} ranks")
+        return legal
 
     def rows(self) -> list[tuple[str, str, int]]:
         """(rule, examples, how often), the most frequent first."""

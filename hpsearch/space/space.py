@@ -7,7 +7,7 @@ for each inside; its outsides are arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,18 +18,19 @@ from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape, ParallelLayout
 from hpsearch.estimate.shape import kind_of
+from hpsearch.schedule import KINDS
 from hpsearch.space.rules import Rules
 
 Ints = NDArray[np.int64]
 
 IN_WORDS = (
     "tp x cp (ring, gathered keys, or Ulysses) x pp x dp, ep and expert-tp folded over dp, cp and tp; tp innermost, "
-    "then cp, dp, pp; sequence sharding on or off; 1F1B with any cut of the layers into stages, or interleaved 1F1B "
-    "with even chunks; micro-batches of 1 to 32 rows by doubling, or of any divisor of the batch up to 128 rows and "
-    "131,072 tokens a rank; ZeRO 0, 1, 2 (without pipeline) and 3, sharded over all data ranks or over one tier; "
-    "recompute of any number of layers of each stage, spread evenly over its chunks, or of one part of all layers; "
-    "tp, cp (up to 64) and ep of factors 2, 3, 5 and 7; as many data ranks as there are devices for, or the most that "
-    "share the batch evenly; up to 8 virtual stages"
+    "then cp, dp, pp; sequence sharding on or off; 1F1B, GPipe or ZB-H1 with any cut of the layers into stages, or "
+    "interleaved 1F1B, interleaved ZB, ZB-V or DualPipeV with even chunks; micro-batches of 1 to 32 rows by doubling, "
+    "or of any divisor of the batch up to 128 rows and 131,072 tokens a rank; ZeRO 0, 1, 2 (without pipeline) and 3, "
+    "sharded over all data ranks or over one tier; recompute of any number of layers of each stage, spread evenly over "
+    "its chunks, or of one part of all layers; tp, cp (up to 64) and ep of factors 2, 3, 5 and 7; as many data ranks "
+    "as there are devices for, or the most that share the batch evenly; up to 8 virtual stages"
 )
 """What a certificate is about."""
 ROWS = (1, 2, 4, 8, 16, 32)
@@ -41,11 +42,39 @@ PARTS = ("attention", "mlp", "moe", "norm+activation", "mla_up")
 MOST_VIRTUAL = 8
 MOST_IDLE = 0.04
 """Share of the devices that may stand idle because data ranks do not come out even."""
-PINS = ("tp", "sp", "cp", "cp_kind", "ep", "etp", "micro_batch", "recompute", "pp", "vpp", "dp", "zero", "shard_ranks")
+PINS = ("tp", "sp", "cp", "cp_kind", "ep", "etp", "micro_batch", "recompute", "pp", "vpp", "schedule", "dp", "zero",
+        "shard_ranks")  # fmt: skip
 
 
-Row = tuple[int, int, int, int, int, int]
-"""An outside: pp, vpp, dp, micro-batches, ZeRO level, shard ranks."""
+Row = tuple[int, int, int, int, int, int, int]
+"""An outside: pp, vpp, dp, micro-batches, ZeRO level, shard ranks, and its schedules as bits: many are outsides of one
+form, until they are told apart."""
+SCHEDULES = tuple(KINDS)
+
+
+def bits_of(names: Iterable[str]) -> int:
+    """A set of schedules as bits."""
+    return sum(1 << SCHEDULES.index(name) for name in set(names))
+
+
+def names_of(bits: int) -> list[str]:
+    """The schedules of a row."""
+    return [name for i, name in enumerate(SCHEDULES) if bits >> i & 1]
+
+
+def layouts(rows: Ints) -> int:
+    """Layouts: one for each schedule of each row."""
+    return sum(int((rows[:, 6] >> i & 1).sum()) for i in range(len(SCHEDULES)))
+
+
+def apart(rows: Ints) -> Ints:
+    """Rows of one schedule each."""
+    found = []
+    for i in range(len(SCHEDULES)):
+        some = rows[rows[:, 6] >> i & 1 > 0]
+        some[:, 6] = 1 << i
+        found.append(some)
+    return np.concatenate(found)
 
 
 @dataclass(frozen=True)
@@ -184,7 +213,7 @@ class Space:
         return ["full", *(part for part in PARTS if there[part])]
 
     def outsides(self, inside: Inside, rules: Rules) -> Ints:
-        """Everything around `inside`: rows of pp, vpp, dp, micro-batches, ZeRO level, shard ranks (0: all)."""
+        """Everything around `inside`: rows of pp, vpp, dp, micro-batches, ZeRO level, shard ranks, schedules."""
         key = inside.tp, inside.cp, inside.micro_batch
         if key not in rules.outsides:
             rules.outsides[key] = self._outsides(inside, rules)
@@ -208,8 +237,9 @@ class Space:
                 for vpp in self.values("vpp", rules.legal_vpp(self.shape, pp, count, MOST_VIRTUAL)):
                     if self.cut and pp * vpp != len(self.cut):
                         continue
-                    found += [(pp, vpp, dp, count, *one) for one in how]
-        return np.array(found, dtype=np.int64).reshape(-1, 6)
+                    if bits := self._schedules(pp, vpp, count, rules):
+                        found += [(pp, vpp, dp, count, *one, bits) for one in how]
+        return np.array(found, dtype=np.int64).reshape(-1, 7)
 
     def _data_ranks(self, inside: Inside, pp: int, rules: Rules) -> list[int]:
         """As many as there are devices for, and the most that share the batch evenly."""
@@ -232,6 +262,10 @@ class Space:
         ranks = range(most, least - 1 if least else 0, -1)
         return next((dp for dp in ranks if self.global_batch % (dp * rows) == 0), most)
 
+    def _schedules(self, pp: int, vpp: int, count: int, rules: Rules) -> int:
+        """Legal schedules as bits."""
+        return bits_of(self.values("schedule", rules.legal_schedules(pp, vpp, count)))
+
     def _sharding(self, inside: Inside, dp: int, pp: int) -> list[tuple[int, int]]:
         """(ZeRO level, ranks that share states; 0 for all)."""
         ranks = dp * inside.cp
@@ -247,13 +281,14 @@ class Space:
         return found
 
     def layout(self, inside: Inside, outside: Row, cut: Any = (), recomputed: Any = ()) -> ParallelLayout:
-        """The layout as the estimate takes it. `outside`: pp, vpp, dp, micro-batches, ZeRO level, shard ranks."""
-        pp, vpp, dp, count, zero, shard_ranks = outside
+        """The layout as the estimate takes it. `outside`: of one schedule, or of none that is told."""
+        pp, vpp, dp, count, zero, shard_ranks, schedules = outside
         made = inside.layout(self.base)
         again = "none" if made.recompute == "full" and not any(recomputed) else made.recompute
         return replace(
             made, devices=inside.tp * inside.cp * dp * pp, global_batch=count * dp * inside.micro_batch, pp=pp, vpp=vpp,
-            zero=zero, fsdp=zero == 3, shard_ranks=shard_ranks, cut=tuple(cut), recompute=again,
+            schedule="".join(names_of(schedules)[:1]), zero=zero, fsdp=zero == 3, shard_ranks=shard_ranks,
+            cut=tuple(cut), recompute=again,
             recomputed=tuple(recomputed) if again == "full" else (),
         )  # fmt: skip
 

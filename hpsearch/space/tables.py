@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency
 from hpsearch.estimate.estimate import HOST_POWER, blocks
+from hpsearch.estimate.kept import owed_bytes
 from hpsearch.estimate.memory import loss_bytes, step_buffers
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.price import HOST, Seconds, scales
@@ -24,6 +25,10 @@ from hpsearch.estimate.shape import Layer, ModelShape
 from hpsearch.estimate.work import Work
 
 Floats = NDArray[np.float64]
+
+
+ROUNDED = 1 + 1e-12
+"""What differences of sums over layers may be off by."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,14 @@ class Table:
     """Forward and backward without recompute of whole layers."""
     forward_s: Floats
     """Of those, the forward."""
+    weight_s: Floats
+    """Of those, the weight part of the backward."""
     saved_bytes: Floats
     """Kept from forward to backward, nothing recomputed by whole layers."""
     freed_bytes: Floats
     """Of those, what recomputing the layers frees."""
+    owed_bytes: Floats
+    """Kept from input part to weight part, where backwards are split."""
     dense: Floats
     """Parameters."""
     expert: Floats
@@ -63,6 +72,8 @@ class Table:
     """Of what stands behind the last layer."""
     first_forward_s: float
     last_forward_s: float
+    first_weight_s: float
+    last_weight_s: float
     again_s_per_byte: float
     """Least seconds of recompute for a byte that it frees; 0 where recompute is not by layers."""
     first_dense: float
@@ -77,8 +88,6 @@ class Table:
     exchange_bytes: float
     hop_bytes: float
     """Of an activation between stages; buffers of a pipeline hold four."""
-    forward_share: float
-    """Of a stage's seconds for a micro-batch, the forward is at most this."""
     is_uniform: bool
     """All layers are alike."""
     compute_s: tuple[float, float]
@@ -87,6 +96,19 @@ class Table:
     @property
     def layers(self) -> int:
         return len(self.base_s) - 1
+
+    @cached_property
+    def shares(self) -> tuple[float, float, float]:
+        """Of a stage's seconds for a micro-batch, nothing computed again, forward, input part and weight part are
+        at most these: the largest of any layer, and of what stands before and behind them."""
+        ends = ((self.first_s, self.first_forward_s, self.first_weight_s),
+                (self.last_s, self.last_forward_s, self.last_weight_s))  # fmt: skip
+        found = [np.diff(one) for one in (self.base_s, self.forward_s, self.weight_s)]
+        rows = np.vstack([np.stack(found, axis=1), [end for end in ends if end[0]] or np.zeros((0, 3))])
+        base, forward, weight = rows.T
+        forward_share, weight_share = forward / base, weight / base
+        largest = (forward_share.max(), (1 - forward_share - weight_share).max(), weight_share.max())
+        return float(largest[0]) * ROUNDED, float(largest[1]) * ROUNDED, float(largest[2]) * ROUNDED
 
     @cached_property
     def total_s(self) -> float:
@@ -103,6 +125,7 @@ def table(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> Table:
     entry = 2.0 * shape.hidden * _rows(priced.layout) * (1 - priced.layout.offload_share)
     saved = {kind: _saved(priced, kind) for kind in kinds}
     freed = {kind: max(saved[kind] - entry, 0.0) if by_layers else 0.0 for kind in kinds}
+    owed = {kind: sum(owed_bytes(priced.works[n], shape, priced.layout) for n in kind) for kind in kinds}
     params = {kind: _params(priced.works, kind) for kind in kinds}
     hidden, tp = shape.hidden, priced.layout.tp
     output, norm = shape.vocab * hidden / tp, hidden * (2.0 if shape.bias else 1.0)
@@ -114,14 +137,18 @@ def table(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> Table:
     return Table(
         base_s=_prefix([seconds[layer] for layer in pattern]),
         forward_s=_prefix([weights.forward_s(weights.layers[layer]) for layer in pattern]),
+        weight_s=_prefix([weights.weight_s(weights.weight[layer]) for layer in pattern]),
         saved_bytes=_prefix([saved[layer] for layer in pattern]),
         freed_bytes=_prefix([freed[layer] for layer in pattern]),
+        owed_bytes=_prefix([owed[layer] for layer in pattern]),
         dense=_prefix([params[layer][0] for layer in pattern]),
         expert=_prefix([params[layer][1] for layer in pattern]),
         first_s=weights.seconds(weights.embedding),
         last_s=weights.seconds(weights.behind),
         first_forward_s=weights.forward_s(weights.embedding),
         last_forward_s=weights.forward_s(weights.behind),
+        first_weight_s=weights.weight_s(weights.embedding_weight),
+        last_weight_s=weights.weight_s(weights.behind_weight),
         again_s_per_byte=min((repeat_s[kind] / freed[kind] for kind in kinds if freed[kind]), default=0.0),
         first_dense=embedding,
         last_dense=output + norm,
@@ -130,7 +157,6 @@ def table(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> Table:
         layer_bytes=layer_bytes,
         exchange_bytes=exchange_bytes,
         hop_bytes=2.0 * hidden * _rows(priced.layout),
-        forward_share=weights.forward_share,
         is_uniform=len(kinds) == 1,
         compute_s=weights.compute_s,
     )
@@ -167,8 +193,12 @@ class _Weights:
 
     layers: dict[Layer, Pair]
     repeat: dict[Layer, Floats]
+    weight: dict[Layer, Floats]
+    """Of the backward, its weight part."""
     embedding: Pair
     behind: Pair
+    embedding_weight: Floats
+    behind_weight: Floats
     slopes: Pair
     compute_s: tuple[float, float]
 
@@ -183,6 +213,7 @@ class _Weights:
         kinds = sorted(set(shape.pattern))
         layers = {kind: pair(_total(priced.seconds, kind)) for kind in kinds}
         repeat = {kind: _split(_total(priced.seconds, kind).repeat * factor) for kind in kinds}
+        weight = {kind: _split(_total(priced.seconds, kind).weight * factor) for kind in kinds}
         has_vocab = 1.0 if shape.vocab else 0.0
         embedding = pair(priced.seconds["embedding"] * has_vocab)
         head = priced.seconds["head"] * (has_vocab * (1.0 + shape.mtp_layers))
@@ -194,8 +225,10 @@ class _Weights:
             sum((layers[kind][i] * counts[kind] for kind in kinds), embedding[i] + behind[i]) for i in (0, 1)
         )
         return _Weights(
-            layers, repeat, embedding, behind, (_slope(forward), _slope(backward)), (_norm(forward), _norm(backward))
-        )
+            layers, repeat, weight, embedding, behind,
+            _split(priced.seconds["embedding"].weight * (has_vocab * factor)), _split(head.weight * factor),
+            (_slope(forward), _slope(backward)), (_norm(forward), _norm(backward)),
+        )  # fmt: skip
 
     def seconds(self, pair: Pair) -> float:
         return float(pair[0] @ self.slopes[0] + pair[1] @ self.slopes[1])
@@ -203,14 +236,12 @@ class _Weights:
     def forward_s(self, pair: Pair) -> float:
         return float(pair[0] @ self.slopes[0])
 
+    def weight_s(self, weight: Floats) -> float:
+        """At the slope of the whole backward, which is below the norm of any part of it."""
+        return float(weight @ self.slopes[1])
+
     def again_s(self, kind: Layer) -> float:
         return float(self.repeat[kind] @ self.slopes[1])
-
-    @property
-    def forward_share(self) -> float:
-        """Largest share of the forward in any layer, or in what stands before and behind them."""
-        pairs = [*self.layers.values(), *(end for end in (self.embedding, self.behind) if self.seconds(end))]
-        return max(self.forward_s(pair) / self.seconds(pair) for pair in pairs)
 
 
 @dataclass(frozen=True)
@@ -239,12 +270,13 @@ def sharded(plain: Table, shape: ModelShape, links: Links, again: float, overlap
     first = first_forward + b_c * (plain.first_s - plain.first_forward_s) + b_g * links.embedding[1]
     last_forward = f_c * plain.last_forward_s
     last = last_forward + b_c * (plain.last_s - plain.last_forward_s)
-    shares = np.append(np.diff(forward) / np.diff(base), [part / whole for part, whole in
-                       ((first_forward, first), (last_forward, last)) if whole])  # fmt: skip
+    weight = b_c * plain.weight_s + b_g * (reductions - gathers)
+    first_weight = b_c * plain.first_weight_s + b_g * (links.embedding[1] - links.embedding[0])
     return replace(
         plain, base_s=base, forward_s=forward, first_s=first, last_s=last, first_forward_s=first_forward,
-        last_forward_s=last_forward, again_s_per_byte=b_c * plain.again_s_per_byte,
-        layer_bytes=plain.layer_bytes + links.layer_bytes, forward_share=float(shares.max()),
+        last_forward_s=last_forward, weight_s=weight, first_weight_s=first_weight,
+        last_weight_s=b_c * plain.last_weight_s, again_s_per_byte=b_c * plain.again_s_per_byte,
+        layer_bytes=plain.layer_bytes + links.layer_bytes,
     )  # fmt: skip
 
 

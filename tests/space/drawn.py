@@ -14,8 +14,8 @@ from hpsearch.estimate.shape import Layer, StateSpace
 from hpsearch.estimate.stages import sizes_of
 from hpsearch.space import Space
 from hpsearch.space.rules import Rules
-from hpsearch.space.space import Inside, Row
-from tests.space.naive import dealt
+from hpsearch.space.space import Inside, Row, apart
+from tests.space.naive import dealt, places
 
 MACHINES = (
     "h100-sxm-roce400", "h800-sxm-ib400", "a100-sxm-selene", "a100-sxm-40gb", "b200-hgx-ib400", "gb200-nvl72",
@@ -126,11 +126,11 @@ def candidates(draw: random.Random, space: Space, insides: int, rows: int, cuts:
     every = list(space.insides(rules))
     found = []
     for inside in draw.sample(every, min(insides, len(every))):
-        outsides = [tuple(row) for row in space.outsides(inside, rules).tolist()]
+        outsides = [tuple(row) for row in apart(space.outsides(inside, rules)).tolist()]
         piped = [row for row in outsides if row[0] > 1]
         some = draw.sample(outsides, min(rows // 3, len(outsides))) + draw.sample(piped, min(rows, len(piped)))
-        for pp, vpp, dp, count, zero, shard_ranks in some:
-            whole = (pp, vpp, dp, count, zero, shard_ranks)
+        for pp, vpp, dp, count, zero, shard_ranks, schedule in some:
+            whole = (pp, vpp, dp, count, zero, shard_ranks, schedule)
             found.append([Candidate(inside, whole, one) for one in some_cuts(draw, space, inside, whole, cuts)])
     return found
 
@@ -146,9 +146,10 @@ def some_cuts(draw: random.Random, space: Space, inside: Inside, row: Row, numbe
             continue
         again = [0] * len(cut)
         for rank in range(pp):
-            mine = tuple(cut[rank::pp])
+            mine = tuple(cut[i] for i in places(plain, rank))
             total = draw.choice([0, sum(mine), draw.randint(0, sum(mine))])
-            again[rank::pp] = dealt(total, mine)
+            for i, layers in zip(places(plain, rank), dealt(total, mine), strict=True):
+                again[i] = layers
         how = {"recompute": "full", "recomputed": tuple(again)} if any(again) else {"recompute": "none"}
         found.append(replace(plain, **how))
     return list(dict.fromkeys(found))

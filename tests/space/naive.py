@@ -17,7 +17,7 @@ from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency, efficiency_of
 from hpsearch.estimate import ModelShape, ParallelLayout, memory
 from hpsearch.estimate.estimate import Priced, assembled, blocks
-from hpsearch.estimate.pipeline import simulated_s
+from hpsearch.estimate.pipeline import run_s
 from hpsearch.estimate.price import Seconds
 from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.stages import sizes_of
@@ -54,11 +54,12 @@ def every_outcome(shape: ModelShape, cluster: Cluster, base: ParallelLayout, pin
 def step_s(priced: Priced, rates: Efficiency) -> float:
     """Every micro-batch on the timeline of its own schedule."""
     layout = priced.layout
-    forward, backward = priced.chunk_seconds(rates)
+    forward, inputs, weights = priced.split_seconds(rates)
+    backward = inputs + weights
     pipe = layout.micro_batches * float(forward.sum() + backward.sum())
     if layout.pp > 1:
-        hop_s = priced.hop_s * rates.links
-        pipe = simulated_s(forward.tolist(), backward.tolist(), layout.pp, layout.micro_batches, hop_s)
+        parts, hop_s = (forward.tolist(), inputs.tolist(), weights.tolist()), priced.hop_s * rates.links
+        pipe = run_s(layout.schedule_kind, parts, layout.pp, layout.micro_batches, hop_s)
     return priced.around(pipe, forward, backward, rates)[0]
 
 
@@ -105,19 +106,26 @@ def _outsides(shape: ModelShape, cluster: Cluster, base: ParallelLayout, pins: P
             if not all(allowed(*one) for one in (("sp", sp), ("cp_kind", kind), ("ep", ep), ("etp", etp))):
                 continue
             count = ceil(batch / (dp * rows))
-            for vpp, (zero, shards), recompute in product(
-                range(1, 9), _sharding(cluster, tp, dp * cp, pp), _recomputes(shape, base)
+            for vpp, schedule, (zero, shards), recompute in product(
+                range(1, 9), SCHEDULES, _sharding(cluster, tp, dp * cp, pp), _recomputes(shape, base)
             ):
-                if vpp > 1 and (pp == 1 or count % pp or pp * vpp > shape.layers):
+                if pp * vpp > shape.layers or not _runs(schedule, pp, vpp, count):
                     continue
-                names = (("vpp", vpp), ("zero", zero), ("shard_ranks", shards), ("recompute", recompute))
+                names = (
+                    ("vpp", vpp),
+                    ("schedule", schedule),
+                    ("zero", zero),
+                    ("shard_ranks", shards),
+                    ("recompute", recompute),
+                )
                 if not all(allowed(*one) for one in names):
                     continue
                 parts = base.recompute_parts if recompute == "full" else frozenset(recompute.split("+"))
                 yield replace(
                     base, devices=devices, micro_batch=rows, global_batch=count * dp * rows, tp=tp, sp=sp, cp=cp,
-                    cp_kind=kind, pp=pp, vpp=vpp, ep=ep, etp=etp, zero=zero, fsdp=zero == 3, shard_ranks=shards,
-                    recompute="none" if recompute == "full" else "selective", recompute_parts=parts,
+                    cp_kind=kind, pp=pp, vpp=vpp, schedule=schedule, ep=ep, etp=etp, zero=zero, fsdp=zero == 3,
+                    shard_ranks=shards, recompute="none" if recompute == "full" else "selective",
+                    recompute_parts=parts,
                 )  # fmt: skip
 
 
@@ -172,6 +180,20 @@ def _experts(shape: ModelShape, tp: int, cp: int, dp: int) -> list[tuple[int, in
     return found
 
 
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "interleaved-zb", "zbv", "dualpipev")
+
+
+def _runs(schedule: str, pp: int, vpp: int, count: int) -> bool:
+    """Whether a schedule takes so many stages, chunks of each and micro-batches."""
+    if pp == 1:
+        return schedule == "1f1b" and vpp == 1
+    return {
+        "gpipe": vpp == 1, "1f1b": vpp == 1, "zb-h1": vpp == 1 and count >= pp, "zbv": vpp == 2,
+        "interleaved": vpp > 1 and count % pp == 0, "interleaved-zb": vpp > 1 and count % pp == 0,
+        "dualpipev": vpp == 2 and count >= 2 * pp,
+    }[schedule]  # fmt: skip
+
+
 def _sharding(cluster: Cluster, tp: int, ranks: int, pp: int) -> list[tuple[int, int]]:
     """(ZeRO level, shard ranks)."""
     if ranks == 1:
@@ -211,12 +233,21 @@ def _recomputed(layout: ParallelLayout, cut: tuple[int, ...]) -> Iterator[tuple[
     if layout.recompute == "selective":
         yield None
         return
-    stages = [cut[rank :: layout.pp] for rank in range(layout.pp)]
+    held = [places(layout, rank) for rank in range(layout.pp)]
+    stages = [tuple(cut[i] for i in mine) for mine in held]
     for totals in product(*(range(sum(sizes) + 1) for sizes in stages)):
         again = [0] * len(cut)
-        for rank, (total, sizes) in enumerate(zip(totals, stages, strict=True)):
-            again[rank :: layout.pp] = dealt(total, sizes)
+        for mine, total, sizes in zip(held, totals, stages, strict=True):
+            for i, layers in zip(mine, dealt(total, sizes), strict=True):
+                again[i] = layers
         yield tuple(again)
+
+
+def places(layout: ParallelLayout, rank: int) -> list[int]:
+    """Chunks of a rank: around and around, or down and up again."""
+    if layout.schedule in ("zbv", "dualpipev"):
+        return [rank, 2 * layout.pp - 1 - rank]
+    return list(range(rank, layout.pp * layout.vpp, layout.pp))
 
 
 def dealt(total: int, sizes: tuple[int, ...]) -> list[int]:

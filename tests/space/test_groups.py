@@ -24,7 +24,7 @@ from hpsearch.estimate.stages import chunks as chunks_of
 from hpsearch.estimate.work import Work
 from hpsearch.schedule import make_schedule, schedule_s
 from hpsearch.space import Space, best
-from tests.space.naive import Pins, every_layout, step_s
+from tests.space.naive import Pins, every_layout, places, step_s
 
 BASE = ParallelLayout(
     devices=1, seq_len=4096, micro_batch=1, global_batch=16, overlap_grad_reduce=True, overlap_param_gather=True,
@@ -140,7 +140,8 @@ def on_groups(
         assembled(shape, layout, cluster.among(names), works, seconds)
         for names, (works, seconds) in zip(each, ranks, strict=True)
     ]
-    chunks = tuple(alone[i % layout.pp].chunks[i] for i in range(layout.chunks))
+    held = {i: rank for rank in range(layout.pp) for i in places(layout, rank)}
+    chunks = tuple(alone[held[i]].chunks[i] for i in range(layout.chunks))
     works = ranks[0][0]
     once = max((of_rank(shape, layout, cluster.among(g), rank, works) for rank, g in enumerate(each)), key=sum)
     return replace(alone[0], chunks=chunks, reduce_s=once[0], gather_s=once[1], optimizer_s=once[2])
@@ -150,7 +151,7 @@ def of_rank(
     shape: ModelShape, layout: ParallelLayout, cluster: Cluster, rank: int, works: dict[str, Work]
 ) -> tuple[float, float, float]:
     """Reduction, gather and update of one rank: AdamW with fp32 gradients reads 16 and writes 14 bytes a parameter."""
-    cut = chunks_of(shape, layout)[rank :: layout.pp]
+    cut = [chunks_of(shape, layout)[i] for i in places(layout, rank)]
     sums = [sum(one) for one in zip(*(chunk_params(shape, layout, chunk, works) for chunk in cut), strict=True)]
     reduce = gather = held = 0.0
     for params, count, stride in zip(
@@ -235,7 +236,7 @@ def timeline_s(shape: ModelShape, layout: ParallelLayout, cluster: Cluster) -> f
 @pytest.mark.parametrize("cluster", [two_memories(), slow_node()], ids=["two memories", "a slow node"])
 def test_the_found_plan_beats_the_equal_split_in_the_timeline(cluster: Cluster) -> None:
     """The same mesh with equal stages, where the slowest gates; and no pipeline at all, where everyone waits."""
-    pins: Pins = {"pp": (4,), "vpp": (1,), "micro_batch": (1,), "cp": (1,), "recompute": ("full",)}
+    pins: Pins = {"pp": (4,), "schedule": ("1f1b",), "micro_batch": (1,), "cp": (1,), "recompute": ("full",)}
     found = best(Space(LLAMA_8B, cluster, JOB, pins), gap=0.05).best
     layout = found.layout
     equal = replace(layout, cut=(8, 8, 8, 8), recompute="full", recomputed=(0, 0, 0, 0))
