@@ -7,7 +7,7 @@ none that is left can be better.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpsearch.aim.aim import Aim
 from hpsearch.errors import HpsearchError, InfeasibleError, LegalityError
@@ -61,17 +61,34 @@ class Reached:
         return (self.score - self.bound) / abs(self.score) if self.score else 0.0
 
 
-def reach(aim: Aim, *, gap: float = 0.0) -> Reached:
-    """The best value, with its best layout. `gap`: of each search.
+def reach(aim: Aim, *, gap: float = 0.0, between: int = 0) -> Reached:
+    """The best value, with its best layout. `gap`: of each search. `between`: of a largest batch or longest sequence,
+    multiples of this between it and the next value stated are looked at too.
 
     Raises InfeasibleError where no value keeps the limit, or what the search says where there is one value only.
     """
-    floors = {value: floor_s(aim.at(value)) for value in aim.values}
-    order = sorted(floors, key=lambda value: (aim.score(value, floors[value]), value))
     known, answers = dict[int, Verdict](), dict[int, Found]()
-    winner: int | None = None
-    lowest = NEVER
-    for value in order:
+    winner, lowest = _serves_best(aim, aim.values, gap, known, answers)
+    if winner is not None and between:
+        above = min((value for value in aim.values if value > winner), default=winner)
+        finer = tuple(range((winner // between + 1) * between, above, between))
+        aim = replace(aim, over=(*aim.values, *finer))
+        winner, lowest = _serves_best(aim, finer, gap, known, answers)
+    if winner is None:
+        raise _none(aim, known)
+    least = min((aim.score(v, one.bound_s) for v, one in known.items() if not one.is_excluded), default=lowest)
+    told = tuple(known[value] for value in aim.values)
+    return Reached(aim, winner, aim.at(winner), answers[winner], lowest, min(least, lowest), told)
+
+
+def _serves_best(
+    aim: Aim, values: tuple[int, ...], gap: float, known: dict[int, Verdict], answers: dict[int, Found]
+) -> tuple[int | None, float]:
+    """(value, score) of the best of these and those known; verdicts and answers are noted."""
+    served = [(aim.score(v, one.step_s), v) for v, one in known.items() if one.keeps]
+    lowest, winner = min(served, default=(NEVER, None))
+    floors = {value: floor_s(aim.at(value)) for value in values}
+    for value in sorted(floors, key=lambda one: (aim.score(one, floors[one]), one)):
         limit_s, bound_s = aim.limit_s(value), floors[value]
         if bound_s > limit_s or aim.score(value, bound_s) >= lowest or bound_s == NEVER:
             why = "no legal layout" if bound_s == NEVER else ""
@@ -80,11 +97,7 @@ def reach(aim: Aim, *, gap: float = 0.0) -> Reached:
         known[value] = _looked(aim, value, aim.worth_s(value, lowest), gap, answers)
         if known[value].keeps and aim.score(value, known[value].step_s) < lowest:
             winner, lowest = value, aim.score(value, known[value].step_s)
-    if winner is None:
-        raise _none(aim, known)
-    least = min((aim.score(v, one.bound_s) for v, one in known.items() if not one.is_excluded), default=lowest)
-    told = tuple(known[value] for value in aim.values)
-    return Reached(aim, winner, aim.at(winner), answers[winner], lowest, min(least, lowest), told)
+    return winner, lowest
 
 
 def _looked(aim: Aim, value: int, most_s: float, gap: float, answers: dict[int, Found]) -> Verdict:

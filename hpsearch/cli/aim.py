@@ -85,7 +85,8 @@ def aim_command(
     limit_s = float("inf") if step_below is None else step_below
     tariff = tariff_of(objective, price, machine) if objective in MEASURES else None
     aim = Aim(objective, space, values, clusters, limit_s, tokens_per_second or 0.0, tariff, imbalance)
-    at, found = answer(aim, gap=gap)
+    unit = {"batch": global_batch, "sequence": seq_len}.get(objective, 0)
+    at, found = answer(aim, 0 if over else unit, gap=gap)
     if objective == "robust":
         show_steadiness(space, found, imbalance, seed)
     if output is not None:
@@ -100,10 +101,10 @@ def _values(varied: str, space: Space) -> tuple[int, ...]:
     return multiples(given, FARTHEST * given) if given else ()
 
 
-def answer(aim: Aim, *, gap: float) -> tuple[Space, Found]:
+def answer(aim: Aim, between: int, *, gap: float) -> tuple[Space, Found]:
     """Looks, prints, and gives the layout found with its space."""
     with progress_bar("searching"):
-        found = reach(aim, gap=gap)
+        found = reach(aim, gap=gap, between=between)
     space, layout = found.space, found.found.best.layout
     tokens = space.global_batch * space.base.seq_len / found.found.best.step_s
     show(

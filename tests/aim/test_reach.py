@@ -126,6 +126,16 @@ def test_largest_batch_below_a_step(name: str) -> None:
         assert all(one.is_excluded for one in found.verdicts if one.value > found.value)
 
 
+def test_multiples_between_the_values_stated() -> None:
+    """4 and 16 are stated; every fourth row between them is looked at."""
+    case = CASES["dense"]
+    steps = {batch: least_s(fitting(case, 4, batch)) for batch in (4, 8, 12, 16)}
+    limit_s = max(steps[8], steps[12]) * 1.001
+    found = reach(Aim("batch", case.space(), (4, 16), most_step_s=limit_s), between=4)
+    assert found.value == max(batch for batch in steps if steps[batch] <= limit_s)
+    assert [one.value for one in found.verdicts] == [4, 8, 12, 16]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_largest_batch_of_one_pass(name: str) -> None:
     case = CASES[name]
