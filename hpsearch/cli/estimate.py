@@ -18,6 +18,7 @@ from hpsearch.errors import LegalityError, PlanError, counted
 from hpsearch.estimate import Estimate, ModelShape, ParallelLayout, estimate, shape_of_graph
 from hpsearch.estimate.band import STATED
 from hpsearch.estimate.flops import utilisation
+from hpsearch.estimate.parallel import AS_RUN
 from hpsearch.estimate.pins import NAMES, PRECISIONS, Pinned, check_device, check_shape, layout_of
 from hpsearch.plan import units
 from hpsearch.plan.tables import table
@@ -93,6 +94,7 @@ def pins_of(words: list[str]) -> dict[str, str]:
 def _headline(shape: ModelShape, layout: ParallelLayout, machine: Cluster) -> str:
     degrees = [(name, getattr(layout, name)) for name in ("tp", "cp", "pp", "vpp", "ep", "etp")]
     words = " ".join(f"{name}={value}" for name, value in degrees if value > 1)
+    words += f" {layout.schedule_kind}" if layout.schedule_kind not in AS_RUN else ""
     return (
         f"{shape.name} ({units.count(shape.total_params)} parameters, {units.count(shape.active_params)} for a token) "
         f"on {counted(layout.devices, 'device')} of {machine.name} ({machine.device.name}): "

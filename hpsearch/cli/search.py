@@ -16,6 +16,7 @@ from hpsearch.cli.options import ClusterName, Devices, GlobalBatch, Model, SeqLe
 from hpsearch.cli.screen import progress_bar, show
 from hpsearch.errors import PlanError
 from hpsearch.estimate import ParallelLayout, memory, shape_of_graph
+from hpsearch.estimate.parallel import AS_RUN
 from hpsearch.estimate.pins import PRECISIONS
 from hpsearch.plan import units
 from hpsearch.plan.tables import table
@@ -72,6 +73,8 @@ def in_words(layout: ParallelLayout) -> str:
     """tp=8 pp=16 dp=8 ZeRO-1, …"""
     words = [f"{name}={getattr(layout, name)}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")]
     said = [word for word in words if not word.endswith("=1")]
+    if layout.schedule_kind not in AS_RUN:
+        said.append(layout.schedule_kind)
     if layout.cp > 1:
         said.append(layout.cp_kind)
     said.append(f"ZeRO-{layout.zero}" + (f" over {layout.shard_ranks}" if layout.shard_ranks else ""))

@@ -105,9 +105,9 @@ def as_searched(layout: ParallelLayout) -> ParallelLayout:
 def switches(layout: ParallelLayout) -> ParallelLayout:
     """What a search keeps of a row's own layout: batch, sequence, precision, kernels, overlaps; no dimension."""
     return replace(
-        layout, devices=1, micro_batch=1, tp=1, pp=1, cp=1, ep=1, etp=1, vpp=1, sp=False, cp_kind="ring", zero=1,
-        fsdp=False, shard_ranks=0, recompute="none", recompute_parts=frozenset({"attention"}), recompute_share=1.0,
-        cut=(), recomputed=(),
+        layout, devices=1, micro_batch=1, tp=1, pp=1, cp=1, ep=1, etp=1, vpp=1, schedule="", sp=False, cp_kind="ring",
+        zero=1, fsdp=False, shard_ranks=0, recompute="none", recompute_parts=frozenset({"attention"}),
+        recompute_share=1.0, cut=(), recomputed=(),
     )  # fmt: skip
 
 
@@ -132,6 +132,7 @@ def outside(space: Space, own: ParallelLayout) -> str:
         ("micro_batch", own.micro_batch, space.rows(own.cp)),
         ("pp", own.pp, rules.legal_pp(shape, space.devices // inner_ranks)),
         ("vpp", own.vpp, rules.legal_vpp(shape, own.pp, own.micro_batches, MOST_VIRTUAL)),
+        ("schedule", own.schedule_kind, rules.legal_schedules(own.pp, own.vpp, own.micro_batches)),
     )
     for name, value, values in legal:
         if value not in values:

@@ -15,13 +15,15 @@ import numpy as np
 
 from hpsearch.cluster.efficiency import efficiency_of
 from hpsearch.estimate import ParallelLayout
+from hpsearch.estimate.parallel import AS_RUN
 from hpsearch.space.exact import simulated
 from hpsearch.space.tables import inner
 from hpsearch.validate.against import Against, Left
 
 LARGE = 0.15
 SHOWN = 12
-DIMENSIONS = ("tp", "sp", "cp", "cp_kind", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "zero", "shard_ranks")
+DIMENSIONS = ("tp", "sp", "cp", "cp_kind", "pp", "vpp", "schedule_kind", "dp", "ep", "etp", "micro_batch",
+              "zero", "shard_ranks")  # fmt: skip
 
 
 def gains_report(found: Iterable[Against | Left]) -> str:
@@ -131,6 +133,7 @@ def cause(one: Against, fastest: Against) -> str:
         return "parameters gathered for every micro-batch"
     best = one.found.best.layout
     told = (
+        (best.schedule_kind not in AS_RUN, "best with another schedule than 1F1B"),
         (best.fsdp and not own.fsdp, "best fully sharded, own not"),
         (best.cp > own.cp, "best with more context parallelism"),
         (best.tp < own.tp, "best with less tensor parallelism"),

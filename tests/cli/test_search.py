@@ -48,6 +48,19 @@ def test_pins_narrow_the_space(hpsearch: Command, config: Path, tmp_path: Path) 
     assert layout.tp in (2, 4)
 
 
+def test_a_pinned_schedule_is_found_written_and_priced(hpsearch: Command, config: Path, tmp_path: Path) -> None:
+    file, pins = tmp_path / "layout.json", "pp=4,micro_batch=1,schedule=zbv+dualpipev,recompute=full,tp=1,cp=1"
+    found = hpsearch("search", "--model", config, *JOB, "--fix", pins, "-o", file)
+    assert found.code == 0, found.stderr
+    layout = load(file).read()
+    assert layout.schedule in ("zbv", "dualpipev")
+    assert f"pp=4 vpp=2 dp=4 {layout.schedule} ZeRO" in " ".join(found.stdout.split())
+    told = hpsearch("estimate", "--model", config, *JOB, "--fix", f"pp=4,vpp=2,schedule={layout.schedule}")
+    for priced in (hpsearch("estimate", "--model", config, *JOB, "--layout", file), told):
+        assert priced.code == 0, priced.stderr
+        assert f"pp=4 vpp=2 {layout.schedule} dp=4" in " ".join(priced.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("pin", "said"),
     [
@@ -55,6 +68,8 @@ def test_pins_narrow_the_space(hpsearch: Command, config: Path, tmp_path: Path) 
         ("tq=2", "pin 'tq': expected one of tp, sp, cp"),
         ("tp=two", "pin tp: expected numbers joined by +, but got 'two'"),
         ("sp=maybe", "pin sp: expected true or false, but got 'maybe'"),
+        ("schedule=zbw", "pin schedule: expected gpipe, 1f1b, interleaved, zb-h1, interleaved-zb, zbv, dualpipev"),
+        ("schedule=zbv,vpp=4", "pin vpp: expected a legal value for 16 devices and 64 sequences of 256 beside"),
     ],
 )
 def test_pins_that_cannot_be(hpsearch: Command, config: Path, pin: str, said: str) -> None:

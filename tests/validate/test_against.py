@@ -52,6 +52,7 @@ def test_a_search_of_the_own_layout_alone_finds_its_price(found: list[Against | 
     for one in alone:
         names = ("tp", "sp", "cp", "cp_kind", "ep", "etp", "micro_batch", "pp", "vpp", "dp", "zero", "shard_ranks")
         pins: dict[str, tuple[Any, ...]] = {name: (getattr(one.own, name),) for name in names}
+        pins |= {"schedule": (one.own.schedule_kind,)}
         space = Space(one.case.shape, one.case.cluster, switches(one.own), pins | {"recompute": ("full",)})
         assert best(space).best.step_s == pytest.approx(one.own_s, rel=1e-12)
 
