@@ -197,9 +197,9 @@ def _price_links(work: Work, layout: ParallelLayout, cluster: Cluster, forward: 
         for kind, size in calls:
             into[HOST] += CALL_KERNELS
             into[TP] += cluster.collective(kind, size, layout.tp, 1).seconds
-    if layout.overlap_tp:
-        forward[TP] *= TP_EXPOSED
-        backward[TP] *= TP_EXPOSED
+    if layout.overlap_tp:  # piece by piece around the ring beside the product: the first or last of tp pieces shows
+        forward[TP] /= layout.tp
+        backward[TP] /= layout.tp
     if work.ep_bytes:
         one = exchange_s(work, layout, cluster)
         forward[EP] += 2 * one
@@ -245,8 +245,8 @@ def exchange_s(work: Work, layout: ParallelLayout, cluster: Cluster) -> float:
 
 CALL_KERNELS = 1.0
 """Host time of issuing a collective, in kernels."""
-TP_EXPOSED, EP_EXPOSED, CP_HIDDEN = 0.5, 0.4, 0.9
-"""What stays visible of tensor- and expert-parallel collectives that a runtime overlaps; what a ring hides."""
+EP_EXPOSED, CP_HIDDEN = 0.4, 0.9
+"""What stays visible of expert-parallel collectives that a runtime overlaps; what a ring hides."""
 
 
 def _repeat(work: Work, layout: ParallelLayout, name: str, forward: Floats, stream: float) -> Floats:

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape, ParallelLayout
+from hpsearch.estimate.estimate import one_block
+from hpsearch.estimate.price import TP
 from hpsearch.estimate.shape import transformer
 from hpsearch.estimate.stages import chunks
 from hpsearch.estimate.work import attention, mlp
@@ -31,6 +34,18 @@ def test_flops_of_a_layer() -> None:
 @pytest.mark.parametrize("degrees", [{"tp": 8}, {"cp": 8}, {"tp": 4, "cp": 2}])
 def test_parallel_ranks_share_the_flops(degrees: dict[str, int]) -> None:
     assert flops(replace(ONE, devices=8, **degrees)) * 8 == pytest.approx(flops(ONE))
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_of_an_overlapped_ring_one_piece_shows(tp: int) -> None:
+    cluster = Cluster.load("h100-sxm-roce400", devices=8)
+    layout = replace(ONE, devices=tp, tp=tp, sp=True)
+    (_, alone), (_, beside) = (
+        one_block("mlp", LLAMA, replace(layout, overlap_tp=overlaps), cluster) for overlaps in (False, True)
+    )
+    assert beside.forward[TP] * tp == pytest.approx(alone.forward[TP])
+    assert beside.backward[TP] * tp == pytest.approx(alone.backward[TP])
+    assert alone.forward[TP] > 0
 
 
 def test_a_written_score_matrix_costs_the_full_square() -> None:
