@@ -146,10 +146,11 @@ class Plan:
     def __str__(self) -> str:
         job, predicted = self.file.job, self.file.predicted
         edited = " (edited by hand: the prediction and certificate are of the original)" if self.is_edited else ""
+        parts = f"{counted(job.micro_batches, 'micro-batch')} of {counted(self.micro_batch_rows, 'row')}"
         return (
             f"{self.file.model.name} on {counted(self.file.cluster.devices, 'device')} of {self.file.cluster.name}: "
-            f"{self.layout_text}, {counted(job.micro_batches, 'micro-batch')} of "
-            f"{counted(self.micro_batch_rows, 'row')}, predicted step {predicted.step_s:.4g} s, {predicted.peak_bytes / 2**30:.3g} GiB a device{edited}"
+            f"{self.layout_text}, {parts}, "
+            f"predicted step {predicted.step_s:.4g} s, {predicted.peak_bytes / 2**30:.3g} GiB a device{edited}"
         )
 
 

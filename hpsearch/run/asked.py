@@ -36,6 +36,11 @@ class Asked:
         for axis, size in fix.degrees.items():
             yield axis, size, plan.mesh.size(axis)
         yield "micro_batches", fix.micro_batches, job.micro_batches
+        yield "pp", fix.pp if "pp" in fix.text else None, plan.pipeline_ranks
+        if (pipeline := plan.file.pipeline) is not None:
+            yield "vpp", fix.vpp, len(pipeline.stages) // pipeline.ranks
+            yield "schedule", fix.schedule, pipeline.kind
+            yield "cut", fix.cut, tuple(len(stage.blocks) for stage in pipeline.stages)
         kept = ", ".join(sorted(set(job.recompute.values()))) or "none"
         # A model without block classes has nothing to run again, whatever is pinned.
         yield "recompute", fix.recompute if job.recompute else None, kept

@@ -62,11 +62,13 @@ class Store:
         with torch.no_grad():
             return {fqn: local_of(p) for fqn, p in self.params.items()}
 
+    def holder(self, fqn: str) -> int:
+        """The first pipeline rank that holds a parameter: its copy stands for it."""
+        return self.program.holders[fqn][0] if isinstance(self.program, PipelineProgram) else 0
+
     def counts(self, fqn: str) -> bool:
-        """Whether this rank's copy of a parameter stands for it: the first pipeline rank's that holds it."""
-        if not isinstance(self.program, PipelineProgram):
-            return True
-        return self.program.holders[fqn][0] == self.ranks.pipeline_rank
+        """Whether this rank's copy of a parameter stands for it."""
+        return self.holder(fqn) == self.ranks.pipeline_rank
 
     def written(self) -> int:
         """Grows whenever a parameter is written to, through its DTensor (optimizers) or its piece (loading)."""
@@ -113,7 +115,7 @@ class Store:
 
     def load_pretrained(self, model: nn.Module, folder: Path) -> None:
         """Slices of a Hugging Face checkpoint straight into the stored pieces."""
-        wanted = {fqn: (slot.shape, slot.aliases) for fqn, slot in self.slots.items()}
+        wanted = {slot.fqn: (slot.shape, slot.aliases) for slot in self.program.params}
         kept = persistent_buffers(model) & set(self.buffers)
         wanted |= {name: (tuple(self.buffers[name].shape), ()) for name in sorted(kept)}
         with torch.no_grad():
@@ -121,7 +123,7 @@ class Store:
                 if name in self.slots:
                     cut = self.ranks.piece(self.slots[name].shape, self.slots[name].stored)
                     local_of(self.params[name]).copy_(entry.read(cut))
-                else:
+                elif name in self.buffers:
                     self.buffers[name].copy_(entry.read(tuple(slice(None) for _ in entry.shape)))
 
 

@@ -78,8 +78,9 @@ class PricedPipeline:
             if storage.gradient is not None and len(ranks) > 1:
                 count = prod(storage.stored.local_shape(storage.shape, table.mesh.sizes))
                 nbytes = count * ITEM_BYTES[table.job.recipe.reduce]
-                widest = (max(ranks) - min(ranks)) // (len(ranks) - 1) * self.stride
-                total_s += self.cluster.collective("all_reduce", nbytes, len(ranks), widest).seconds
+                apart = (max(ranks) - min(ranks)) // (len(ranks) - 1) * self.stride
+                apart = min(apart, self.cluster.devices // len(ranks))  # as groups of that size can lie
+                total_s += self.cluster.collective("all_reduce", nbytes, len(ranks), apart).seconds
         return total_s
 
     def found(self, choice: tuple[int, ...], label: str, filled: list[Counter[str]], space: str) -> Found:
