@@ -122,9 +122,18 @@ def splits(names: list[str], sizes: tuple[int, ...], devices: int) -> Iterator[S
     """Every way to put modules in groups and to give each group a size, all at most `devices`; groups in the order of
     their first modules."""
     for groups in _partitions(names):
-        for counts in product(sizes, repeat=len(groups)):
-            if sum(counts) <= devices:
-                yield tuple(zip(counts, groups, strict=True))
+        for counts in _counts(len(groups), sizes, devices):
+            yield tuple(zip(counts, groups, strict=True))
+
+
+def _counts(groups: int, sizes: tuple[int, ...], devices: int) -> Iterator[tuple[int, ...]]:
+    """Sizes of so many groups, of no more devices together."""
+    if not groups:
+        yield ()
+        return
+    for size in sizes:
+        if size + (groups - 1) * sizes[0] <= devices:
+            yield from ((size, *rest) for rest in _counts(groups - 1, sizes, devices - size))
 
 
 def _partitions(names: list[str]) -> Iterator[tuple[tuple[str, ...], ...]]:

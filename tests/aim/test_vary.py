@@ -13,8 +13,11 @@ from hpsearch.aim import Aim, reach, steadiness, steady, ties
 from hpsearch.aim.vary import TERMS, Draw, again_s, band_of, dearer
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import efficiency_of
+from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape, ParallelLayout, estimate, memory, price
+from hpsearch.estimate.pins import layout_of
 from hpsearch.estimate.shape import transformer
+from hpsearch.estimate.work import moe
 from hpsearch.space import Space, best
 from tests.aim.test_reach import BASE, CASES
 from tests.space.naive import Pins, every_layout, step_s
@@ -101,3 +104,24 @@ def test_a_near_tie_goes_to_the_simpler_plan() -> None:
     far = replace(simple, slower=0.05, beaten=0.9)
     assert steady(found, (far,)) is found.best
     assert steady(found, (replace(far, beaten=0.6),)) is simple.choice
+
+
+def test_the_fullest_expert_rank() -> None:
+    """Half as many tokens again: so many rows of its experts, so many bytes sent and kept; nothing else changes."""
+    even = ParallelLayout(8, 4096, 1, 8, ep=8)
+    full = replace(even, imbalance=1.5)
+    one, more = moe(EXPERTS, even), moe(EXPERTS, full)
+    assert [gemm[0] for gemm in more.grouped] == pytest.approx([1.5 * gemm[0] for gemm in one.grouped])
+    assert more.ep_bytes == pytest.approx(1.5 * one.ep_bytes)
+    assert more.routed_forward == pytest.approx(1.5 * one.routed_forward)
+    assert more.saved > one.saved
+    assert (more.linears, more.params, more.expert_params) == (one.linears, one.params, one.expert_params)
+
+
+@pytest.mark.parametrize(("text", "found"), [("1.25", 1.25), ("1", 1.0)])
+def test_imbalance_is_a_switch(text: str, found: float) -> None:
+    made = layout_of({"imbalance": text}, devices=8, global_batch=8, seq_len=4096).layout
+    assert made.imbalance == found
+    for bad in ("0.9", "inf", "much"):
+        with pytest.raises(LegalityError, match="pin imbalance: expected a number of at least 1"):
+            layout_of({"imbalance": bad}, devices=8, global_batch=8, seq_len=4096)
