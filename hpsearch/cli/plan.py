@@ -15,7 +15,6 @@ from hpsearch.cli.options import ClusterName, Devices, GlobalBatch, Model, SeqLe
 from hpsearch.cli.screen import progress_bar, show
 from hpsearch.cost.job import RECIPES
 from hpsearch.errors import PlanError
-from hpsearch.graph import ModelGraph
 from hpsearch.plan import Plan
 from hpsearch.plan.explain import explain
 from hpsearch.search import search
@@ -55,9 +54,6 @@ def plan_command(
         graph = load_graph(model, seq_len, recipe)
     if graph.assumed:
         show(Text(f"{model} does not state {', '.join(graph.assumed)}: taken from the class."), stderr=True)
-    if _draws(graph):
-        note = f"{model} uses dropout: plans are priced with it, but programs on several ranks refuse it for now."
-        show(Text(f"{note} Set it to 0 in the config to train."), stderr=True)
     with progress_bar("searching") as bar:
 
         def watch(what: str, done: int, known: int) -> None:
@@ -74,14 +70,6 @@ def plan_command(
         )
     # A path by its last part, so that the bytes do not depend on the folder.
     _deliver(found.with_source(Path(model).name), output)
-
-
-RANDOM = ("aten.native_dropout", "aten.bernoulli", "aten.rand")
-"""Ops that draw numbers, by the beginning of their names."""
-
-
-def _draws(graph: ModelGraph) -> bool:
-    return any(op.target.startswith(RANDOM) for piece, _ in graph.pieces() for op in piece.ops)
 
 
 def _deliver(found: Plan, output: Path | None) -> None:

@@ -10,13 +10,14 @@ from hpsearch.lower.statement import Statement
 
 HEADER = '''"""The parallel program of {model} on {mesh}, the same text on every rank.
 
-A rank brings `groups` (axis -> process group name), `coordinate` (axis -> its place), `device` and `extent`.
+A rank brings `groups` (axis -> process group name), `coordinate` (axis -> its place), `device`, `extent` and `draws`.
 """
 
 import torch
 
 from hpsearch.capture.ops import einsum
 from hpsearch.lower.attention import attention, attention_backward
+from hpsearch.lower.dropout import dropout
 from hpsearch.lower.local_ops import cut, join, mask, pad, split, trim
 
 c10d = torch.ops._c10d_functional'''

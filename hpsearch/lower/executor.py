@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hpsearch.errors import InternalError, LoweringError
 from hpsearch.graph import ADDS_UP
+from hpsearch.lower.dropout import Clock, Draws
 from hpsearch.lower.local_ops import extent
 from hpsearch.strategy import check_micro_batches
 
@@ -41,6 +42,10 @@ class MicroBatch:
     """Whether gradients that are reduced once a step go now."""
     kept: dict[int, list[Tensor]] = field(default_factory=dict)
     """Unit → what its backward_input hands to its backward_weight."""
+    number: int = 0
+    """Of the micro-batch in its step, for random numbers."""
+    step: int = 0
+    """Which step it is of, for random numbers."""
 
 
 class _Sum:
@@ -64,18 +69,27 @@ class Bound:
     """
 
     def __init__(
-        self, program: ParallelProgram, groups: Mapping[str, Any], coordinate: Mapping[str, int], device: torch.device
+        self,
+        program: ParallelProgram,
+        groups: Mapping[str, Any],
+        coordinate: Mapping[str, int],
+        device: torch.device,
+        clock: Clock | None = None,
     ) -> None:
-        self.program, self.device = program, device
+        self.program, self.device, self.clock = program, device, clock or Clock()
         for axis in program.mesh.names:
             if axis not in groups or axis not in coordinate:
                 raise LoweringError(f"axis {axis}", "expected a process group and a coordinate for it, but found none")
+        mesh = program.mesh
+        self.draws = Draws(coordinate, mesh.sizes, mesh.num_data_ranks, program.micro_batches, device)
         self.functions: dict[str, Any] = {
             "groups": dict(groups),
             "coordinate": dict(coordinate),
             "device": device,
             "extent": partial(extent, dict(coordinate)),
+            "draws": self.draws,
         }
+        self._has_dropout = " = dropout(" in program.code
         exec(program.compiled, self.functions)
         self._slots: dict[str, ParamSlot] = {slot.fqn: slot for slot in program.params}
         self._does = program.unit_params
@@ -103,11 +117,12 @@ class Bound:
         for kept in (self._gathered, self._flying, self._sums, self._reduced):
             kept.clear()
 
-    def forward(self, params: Tensors, buffers: Tensors, inputs: Sequence[Tensor]) -> Tensor:
-        """The loss of the whole batch, same on all ranks; nothing is kept."""
+    def forward(self, params: Tensors, buffers: Tensors, inputs: Sequence[Tensor], number: int = 0) -> Tensor:
+        """The loss of the whole micro-batch `number`, same on all ranks; nothing is kept."""
         with self._unless_it_fails():
             before = set(self._gathered)
-            loss = self._run_forward(MicroBatch(params, buffers, self._arrive(inputs), training=False))
+            env, step = self._arrive(inputs), self.clock.step
+            loss = self._run_forward(MicroBatch(params, buffers, env, training=False, number=number, step=step))
             for key in [key for key in self._gathered if key not in before]:  # they may change before the next step
                 del self._gathered[key]
             return self._reduce_loss(loss)
@@ -115,7 +130,7 @@ class Bound:
     def forward_train(self, params: Tensors, buffers: Tensors, inputs: Sequence[Tensor]) -> tuple[Tensor, MicroBatch]:
         """The loss of the whole micro-batch, same on all ranks, and what `backward` needs."""
         with self._unless_it_fails():
-            batch = MicroBatch(params, buffers, self._arrive(inputs))
+            batch = MicroBatch(params, buffers, self._arrive(inputs), step=self.clock.step)
             return self._reduce_loss(self._run_forward(batch)), batch
 
     def backward(self, state: MicroBatch, grad_loss: Tensor | float = 1.0, *, last: bool = False) -> None:
@@ -158,7 +173,7 @@ class Bound:
         losses = []
         with self._unless_it_fails():
             for index, inputs in enumerate(micro_batches):
-                batch = MicroBatch(params, buffers, self._arrive(inputs))
+                batch = MicroBatch(params, buffers, self._arrive(inputs), number=index, step=self.clock.step)
                 losses.append(self._run_forward(batch) * share)
                 self.backward(batch, share, last=index == len(micro_batches) - 1)
             total = losses[0]
@@ -259,6 +274,9 @@ class Bound:
         by_name = {use.name: use for use in piece.uses.values()}
         params = {by_name[n].local: self._gathered[self._key(unit, by_name[n])] for n in part.params}
         buffers = {n: batch.buffers[self.program.fqn(unit, n)] for n in piece.buffers}
+        if self._has_dropout:
+            block = "" if unit.instance < 0 else self.program.prefixes[unit.instance]
+            self.draws.at(self.clock.seed, batch.step, batch.number, block)
         run: Callable[..., Any] = self.functions[f"{piece.name}_{function}"]
         return run(params, buffers, *lists)
 

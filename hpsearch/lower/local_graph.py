@@ -19,12 +19,15 @@ from torch.utils import _pytree as pytree
 from hpsearch.errors import InternalError, LoweringError
 from hpsearch.graph import Call, Op, OpGraph
 from hpsearch.layout import Layout, Mesh
+from hpsearch.lower.dropout import number_of
 from hpsearch.lower.localize import localize
 from hpsearch.lower.redistribution import redistribute_value
 from hpsearch.lower.render import Local, render_call
 from hpsearch.lower.stage_graph import VALUE
 from hpsearch.lower.statement import LocalValue, Statement
 from hpsearch.plan.decisions import GraphDecisions
+
+DROPOUT = torch.ops.aten.native_dropout.default
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,11 @@ class _Localization:
             for value, shape in zip(op.outputs, shapes, strict=True)
         ]
         args, kwargs = self._with_names(node, op, operands)
-        target, args, kwargs = localize(node.target, args, kwargs, outputs, [self._local_shape(o) for o in operands])
+        if node.target is DROPOUT:
+            call = self._dropout(op, args)
+        else:
+            here = [self._local_shape(o) for o in operands]
+            call = render_call(*localize(node.target, args, kwargs, outputs, here))
         names = self._define_results(node, op.outputs)
         left_side = (
             names[0]
@@ -144,7 +151,7 @@ class _Localization:
         self.statements.append(
             Statement(
                 writes=tuple(n for n in names if n != "_"),
-                text=f"{left_side} = {render_call(target, args, kwargs)}",
+                text=f"{left_side} = {call}",
                 reads=tuple(operand.name for operand in operands),
                 phase=op.phase,
                 kind="view" if is_view(node.target) else "op",
@@ -152,6 +159,23 @@ class _Localization:
                 op=op.name,
             )
         )
+
+    def _dropout(self, op: Op, args: tuple[Any, ...]) -> str:
+        """Numbers by place in the tensor of the whole batch, which the call is told."""
+        value, layout = self.graph.values[op.inputs[0]], self.decisions.made[op.outputs[0]]
+        dims, shape = [], self.values[op.inputs[0]].shape
+        for dim, (fixed, per_row) in enumerate(zip(value.fixed, value.per_row, strict=True)):
+            axes = tuple(axis for axis, placement in layout if placement.is_shard and placement.dim == dim)
+            if fixed and per_row:
+                raise LoweringError(
+                    f"{self.graph.name}.{op.name}",
+                    f"expected dim {dim} of dropout to grow with rows or not, but it is {fixed} + {per_row} a row",
+                    "Set its probability to 0.",
+                )
+            dims.append((shape[dim], per_row, axes))
+        x, p, train = args
+        number = number_of(f"{self.graph.name}.{op.name}")
+        return f"dropout({x}, {p if train else 0.0}, draws, {number}, {tuple(dims)})"
 
     def _define_results(self, node: fx.Node, values: tuple[str, ...]) -> list[str]:
         """Local names of the results, one for each slot of the result; `_` where there is no tensor or no reader."""
@@ -222,7 +246,7 @@ def is_view(target: Any) -> bool:
 
 _PRELUDE = (
     "torch", "c10d", "einsum", "attention", "attention_backward", "split", "join", "cut", "mask", "pad", "trim",
-    "extent", "groups", "coordinate",
+    "extent", "groups", "coordinate", "dropout", "draws",
     "device", "params", "buffers", "inputs", "saved", "kept", "tangents", "given", "made", "reduce_loss",
 )  # fmt: skip
 RESERVED = frozenset((*_PRELUDE, *keyword.kwlist, *dir(builtins)))

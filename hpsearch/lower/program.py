@@ -14,6 +14,7 @@ import torch
 
 from hpsearch.layout import Layout, Mesh
 from hpsearch.lower.actions import Action, UnitParams
+from hpsearch.lower.dropout import Clock
 from hpsearch.lower.executor import Bound
 from hpsearch.lower.outer import Unit
 from hpsearch.lower.parameters import ParamSlot
@@ -124,9 +125,16 @@ class ParallelProgram:
         linecache.cache[filename] = (len(self.code), None, self.code.splitlines(keepends=True), filename)
         return compile(self.code, filename, "exec")
 
-    def bind(self, groups: Mapping[str, Any], coordinate: Mapping[str, int], device: torch.device | str) -> Bound:
-        """The program on one rank: `groups` maps each axis to its process group's name, `coordinate` to its place."""
-        return Bound(self, groups, coordinate, torch.device(device))
+    def bind(
+        self,
+        groups: Mapping[str, Any],
+        coordinate: Mapping[str, int],
+        device: torch.device | str,
+        clock: Clock | None = None,
+    ) -> Bound:
+        """The program on one rank: `groups` maps each axis to its process group's name, `coordinate` to its place;
+        `clock` says which step random numbers are for."""
+        return Bound(self, groups, coordinate, torch.device(device), clock)
 
     def fqn(self, unit: Unit, local: str) -> str:
         """The parameter (or buffer) that `local` is in a unit's graph."""

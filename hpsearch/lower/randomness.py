@@ -1,6 +1,6 @@
-"""Random numbers are refused: a mask drawn on pieces is another mask, and another again when forward runs twice.
-
-Two ranks that hold the same piece would also need the same numbers, and two that hold different ones, different.
+"""Random numbers other than dropout's are refused: drawn on pieces they are others, and others again when forward runs
+twice. Two ranks that hold the same piece would also need the same numbers, and two that hold different ones,
+different. Dropout draws by place (`dropout`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ def refuse_random(model: ModelGraph, graphs: Mapping[str, fx.Graph], plan: Plan)
                 raise LoweringError(
                     f"{graph.name}.{node.name} ({node.target}, {sources.get(node.name) or 'source unknown'})",
                     "draws random numbers, which would be other ones under every layout and in every recomputation",
-                    "Set its probability to 0 (dropout in a config), or train on one device without recompute.",
+                    "Set its probability to 0, draw it outside the model, or train on one device without recompute.",
                 )
 
 
 def _draws(node: fx.Node) -> bool:
+    if node.target is torch.ops.aten.native_dropout.default:
+        return False
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     for position, argument in enumerate(node.target._schema.arguments):

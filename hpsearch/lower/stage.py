@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hpsearch.errors import InternalError
+from hpsearch.lower.dropout import Clock
 from hpsearch.lower.executor import Bound, MicroBatch, Tensors
 
 if TYPE_CHECKING:
@@ -23,9 +24,14 @@ class BoundStage(Bound):
     """
 
     def __init__(
-        self, program: ParallelProgram, groups: Mapping[str, Any], coordinate: Mapping[str, int], device: torch.device
+        self,
+        program: ParallelProgram,
+        groups: Mapping[str, Any],
+        coordinate: Mapping[str, int],
+        device: torch.device,
+        clock: Clock | None = None,
     ) -> None:
-        super().__init__(program, groups, coordinate, device)
+        super().__init__(program, groups, coordinate, device, clock)
         if program.ends is None:
             raise InternalError(program.name, "expected a stage of a pipeline, but found a whole model")
         self.ends: StageEnds = program.ends
@@ -51,7 +57,8 @@ class BoundStage(Bound):
         """One micro-batch through the stage: tensors of the batch and of the stage before in, for the next out."""
         with self._unless_it_fails():
             inputs = [leaves[slot.name] for slot in self.program.inputs[: len(self.ends.leaves)]]
-            state = MicroBatch(self._params, self._buffers, self._arrive([*inputs, *taken]), training=self._training)
+            env, step = self._arrive([*inputs, *taken]), self.clock.step
+            state = MicroBatch(self._params, self._buffers, env, training=self._training, number=number, step=step)
             for action in self.program.forward_actions:
                 self._act(action, state)
             if self.program.loss_name:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +21,48 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpsearch.errors import CheckpointError
+from hpsearch.lower import ParamSlot
 from hpsearch.plan import Plan
 from hpsearch.run.launch import together
+from hpsearch.run.store import Store
 from hpsearch.run.tree import names_of
 
 FORMAT = "hpsearch.checkpoint/1"
 MANIFEST = "manifest.json"
 
 
-def gathered(state: dict[str, Any]) -> dict[str, Any]:
+def gathered(state: dict[str, Any], store: Store) -> dict[str, Any]:
     """Plain CPU tensors on rank 0, an empty dict elsewhere; one tensor at a time is whole. Collective."""
     found: dict[str, Any] = {}
-    for name, value in state.items():
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        if dist.get_rank() == 0:
-            found[name] = whole.detach().cpu()
-    return found
+    for slot in store.program.params:
+        whole = _whole(state.get(slot.fqn), slot, store)
+        found |= dict.fromkeys((slot.fqn, *slot.aliases), whole)
+    found |= {name: value.detach().cpu() for name, value in state.items() if name not in store.first}
+    return found if dist.get_rank() == 0 else {}
 
 
-def save(folder: Path, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None) -> None:
-    """Write model (and optimizer) to `folder`, replacing a checkpoint that is there. Collective."""
-    state, entries = begin(folder, model, optimizer)
+def _whole(value: torch.Tensor | None, slot: ParamSlot, store: Store) -> torch.Tensor | None:
+    """A parameter as a plain CPU tensor on rank 0, from the first pipeline rank that holds it; None elsewhere."""
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    holder = store.holder(slot.fqn) * store.ranks.mesh.num_ranks
+    if holder and dist.get_rank() == holder:
+        assert whole is not None
+        dist.send(whole.detach().contiguous(), 0)
+    if dist.get_rank() != 0:
+        return None
+    if holder:
+        whole = torch.empty(slot.shape, dtype=slot.master_dtype, device=store.ranks.device)
+        dist.recv(whole, holder)
+    assert whole is not None
+    return whole.detach().cpu()
+
+
+def save(folder: Path, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None, step: int) -> None:
+    """Write model (and optimizer) to `folder`, replacing a checkpoint that is there; `step`: how many were taken.
+    Collective."""
+    state, entries = begin(folder, model, plan, optimizer)
     together(f"checkpoint {folder}", lambda: _write(state, partial_of(folder)))
-    together(f"checkpoint {folder}", lambda: finish(folder, plan, entries))
+    together(f"checkpoint {folder}", lambda: finish(folder, plan, entries, step))
 
 
 def partial_of(folder: Path) -> Path:
@@ -50,10 +70,13 @@ def partial_of(folder: Path) -> Path:
     return folder.with_name(folder.name + ".partial")
 
 
-def begin(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> tuple[dict[str, Any], Any]:
+def begin(
+    folder: Path, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None
+) -> tuple[dict[str, Any], Any]:
     """Empties the place beside `folder`; tensors to be written there by name, and what is no tensor. Collective."""
     together(f"checkpoint {folder}", lambda: _clear(partial_of(folder)))
     tensors, entries = _optimizer_state(model, optimizer) if optimizer is not None else ({}, None)
+    entries = _joined(entries) if plan.pipeline_ranks > 1 else entries
     return {f"model.{name}": value for name, value in model.state_dict().items()} | tensors, entries
 
 
@@ -79,7 +102,7 @@ def unwritten(partial: Path, error: BaseException) -> CheckpointError:
     return CheckpointError(str(partial), f"cannot be written ({error})", "The old checkpoint is unchanged.")
 
 
-def finish(folder: Path, plan: Plan, entries: Any) -> None:
+def finish(folder: Path, plan: Plan, entries: Any, step: int) -> None:
     """Rank 0 makes what all ranks have written the checkpoint."""
     if dist.get_rank() != 0:
         return
@@ -91,6 +114,7 @@ def finish(folder: Path, plan: Plan, entries: Any) -> None:
         "plan": plan.digest,
         "files": files,
         "optimizer": entries,
+        "step": step,
     }
     old = folder.with_name(folder.name + ".old")
     try:
@@ -112,17 +136,21 @@ def finish(folder: Path, plan: Plan, entries: Any) -> None:
         ) from error
 
 
-def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    """Read `folder` into the model's (and optimizer's) own pieces. Collective."""
+def load(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, elsewhere: Collection[str] = ()
+) -> int:
+    """Read `folder` into the model's (and optimizer's) own pieces; the steps that were taken. `elsewhere` names the
+    parameters of other pipeline ranks. Collective."""
     manifest = together(f"checkpoint {folder}", lambda: _manifest(folder))
     state = {f"model.{name}": value for name, value in model.state_dict().items()}
-    sizes = together(f"checkpoint {folder}", lambda: _check(folder, state, manifest))
+    sizes = together(f"checkpoint {folder}", lambda: _check(folder, state, manifest, elsewhere))
     slots: dict[str, Any] = {}
     if optimizer is not None:
         slots = together(f"checkpoint {folder}", lambda: _optimizer_slots(folder, model, optimizer, manifest, sizes))
     together(f"checkpoint {folder}", lambda: _read({**state, **slots}, folder))
     if optimizer is not None:
         _put_optimizer(model, optimizer, slots, manifest["optimizer"])
+    return int(manifest.get("step", 0))
 
 
 def _read(state: dict[str, Any], folder: Path) -> None:
@@ -156,12 +184,13 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check(folder: Path, state: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
+def _check(folder: Path, state: dict[str, Any], manifest: dict[str, Any], elsewhere: Collection[str]) -> dict[str, Any]:
     """Shapes of the tensors on disk, by name, after comparing the model's with them."""
     metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     sizes = {name: tuple(m.size) for name, m in metadata.items() if hasattr(m, "size")}
     missing = [name for name in state if name not in sizes]
-    extra = [name for name in sizes if name.startswith("model.") and name not in state]
+    known = {*state, *(f"model.{name}" for name in elsewhere)}
+    extra = [name for name in sizes if name.startswith("model.") and name not in known]
     reshaped = [n for n, t in state.items() if n in sizes and sizes[n] != tuple(t.shape)]
     problems = [
         f"{len(names)} {kind}, first {names[0].removeprefix('model.')}"
@@ -204,6 +233,19 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tupl
                 else:
                     plain[name]["values"][key] = value
     return tensors, {"groups": groups, "state": plain, "type": type(optimizer).__name__}
+
+
+def _joined(own: Any) -> Any:
+    """What every pipeline rank says of the optimizer's state of its own parameters. Collective."""
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, own)
+    if own is None:
+        return None
+    groups: list[dict[str, Any]] = [{**group, "parameters": []} for group in own["groups"]]
+    for one in told:
+        for group, theirs in zip(groups, one["groups"], strict=True):
+            group["parameters"] = list(dict.fromkeys([*group["parameters"], *theirs["parameters"]]))
+    return {**own, "groups": groups, "state": {name: state for one in told for name, state in one["state"].items()}}
 
 
 def _jsonable(value: Any) -> Any:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from hpsearch.errors import BatchError, InternalError
-from hpsearch.lower import ParallelProgram, PipelineProgram
+from hpsearch.lower import Clock, ParallelProgram, PipelineProgram
 from hpsearch.plan import Plan
 from hpsearch.run import checkpoint, gradients
 from hpsearch.run.batch import Batch, RowSampler, check, leaves, normal, signature, with_leaves
@@ -49,6 +49,7 @@ class ParallelModule(nn.Module):
         # Kept out of nn.Module's tables: only stored pieces are parameters of this module.
         self.__dict__.update(_model=model, _build=build, _seed=seed, _global_batch=global_batch)
         self.__dict__.update(_built=None, _mode=model.training, _store=None, _steppers={}, _ranks=None, _saver=Saver())
+        self.__dict__.update(_clock=Clock(seed))
 
     # What was decided
 
@@ -112,6 +113,7 @@ class ParallelModule(nn.Module):
         store = self._store
         if not torch.is_grad_enabled():
             return stepper.evaluate(store.local(), store.buffers, inputs)
+        self._clock.step += 1
         names = [fqn for fqn, p in store.params.items() if p.requires_grad]
         parameters = (store.params[name] for name in names)
         anchor = torch.zeros((), requires_grad=True)  # a pipeline rank may hold nothing that is trained
@@ -124,6 +126,7 @@ class ParallelModule(nn.Module):
         """
         stepper, inputs = self._receive(batch)
         store = self._store
+        self._clock.step += 1
         with torch.no_grad():
             loss, grads = stepper.step(store.local(), store.buffers, inputs)
             for fqn, grad in store.gradients(grads).items():
@@ -140,7 +143,7 @@ class ParallelModule(nn.Module):
         if key not in self._steppers:
             built = self._built_for(batch, local)
             kind = PipelineStepper if isinstance(built.program, PipelineProgram) else Stepper
-            self._steppers[key] = kind(built, self._ranks, self._store.written)
+            self._steppers[key] = kind(built, self._ranks, self._store.written, self._clock)
         stepper = self._steppers[key]
         return stepper, stepper.micro_batches(local, num_items)
 
@@ -205,9 +208,9 @@ class ParallelModule(nn.Module):
 
         `full=True` gathers plain CPU tensors on rank 0, one at a time, and an empty dict elsewhere. Collective then.
         """
-        self._need_store()
+        store = self._need_store()
         found: dict[str, Any] = super().state_dict(*args, **kwargs)
-        return checkpoint.gathered(found) if full else found
+        return checkpoint.gathered(found, store) if full else found
 
     def load_state_dict(  # type: ignore[override]
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -236,8 +239,8 @@ class ParallelModule(nn.Module):
         self._need_store()
         self._saver.settle()
         if not wait:
-            return self._saver.start(Path(folder), self, self.plan, optimizer)
-        checkpoint.save(Path(folder), self, self.plan, optimizer)
+            return self._saver.start(Path(folder), self, self.plan, optimizer, self._clock.step)
+        checkpoint.save(Path(folder), self, self.plan, optimizer, self._clock.step)
         return Saving.saved(Path(folder))
 
     def load(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -245,9 +248,9 @@ class ParallelModule(nn.Module):
 
         Raises CheckpointError if anything is missing or damaged.
         """
-        self._need_store()
+        store = self._need_store()
         self._saver.settle()
-        checkpoint.load(Path(folder), self, optimizer)
+        self._clock.step = checkpoint.load(Path(folder), self, optimizer, store.elsewhere)
 
     def _need_store(self) -> Store:
         self._seen()

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hpsearch.graph import ADDS_UP
-from hpsearch.lower import PipelineProgram
+from hpsearch.lower import Clock, PipelineProgram
 from hpsearch.lower.stage import BoundStage
 from hpsearch.run.pipelining import Door, Runner
 from hpsearch.run.ranks import Ranks
@@ -18,12 +18,12 @@ from hpsearch.run.stepper import Built, Inputs, StepInputs, Tensors
 class PipelineStepper(StepInputs):
     """As `Stepper`, for a program of several stages. Gradients are of the parameters on this rank."""
 
-    def __init__(self, built: Built, ranks: Ranks, written: Callable[[], int]) -> None:
+    def __init__(self, built: Built, ranks: Ranks, written: Callable[[], int], clock: Clock) -> None:
         super().__init__(built, ranks)
         self.program, self._written = built.program, written
         assert isinstance(self.program, PipelineProgram)
         self.stages = {
-            index: BoundStage(self.program.stages[index], ranks.groups, ranks.coordinate, ranks.device)
+            index: BoundStage(self.program.stages[index], ranks.groups, ranks.coordinate, ranks.device, clock)
             for index in self.program.stages_of(ranks.pipeline_rank)
         }
         adds_up = self.program.loss_reduction in ADDS_UP

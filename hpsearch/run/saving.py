@@ -60,18 +60,20 @@ class Saver:
         if running is not None:
             running.wait()
 
-    def start(self, folder: Path, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None) -> Saving:
+    def start(
+        self, folder: Path, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None, step: int
+    ) -> Saving:
         """Copies the state and returns. Collective."""
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
-        state, entries = checkpoint.begin(folder, model, optimizer)
+        state, entries = checkpoint.begin(folder, model, plan, optimizer)
         partial = checkpoint.partial_of(folder)
         writing: Any = dcp.async_save(state, checkpoint_id=partial, process_group=self._group)
 
         def end() -> None:
             if (error := writing.exception()) is not None:
                 raise checkpoint.unwritten(partial, error)
-            checkpoint.finish(folder, plan, entries)
+            checkpoint.finish(folder, plan, entries, step)
 
         waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running = Saving(folder, waiter.submit(end))

@@ -12,7 +12,7 @@ import torch
 from hpsearch.errors import BatchError, InternalError
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import DATA_AXES, Layout
-from hpsearch.lower import ParallelProgram, PipelineProgram
+from hpsearch.lower import Clock, ParallelProgram, PipelineProgram
 from hpsearch.plan import Plan
 from hpsearch.run.batch import Batch, Leaf, leaves
 from hpsearch.run.ranks import Ranks
@@ -81,19 +81,20 @@ class StepInputs:
 class Stepper(StepInputs):
     """Runs one program. Tensors in and out are local pieces; `params` and gradients are by FQN."""
 
-    def __init__(self, built: Built, ranks: Ranks, written: Callable[[], int]) -> None:
-        """`written`: a number that grows whenever a parameter is written to."""
+    def __init__(self, built: Built, ranks: Ranks, written: Callable[[], int], clock: Clock) -> None:
+        """`written`: a number that grows whenever a parameter is written to; `clock`: which step it is."""
         super().__init__(built, ranks)
         assert isinstance(built.program, ParallelProgram)
         self._written = written
-        self.bound = built.program.bind(ranks.groups, ranks.coordinate, ranks.device)
+        self.bound = built.program.bind(ranks.groups, ranks.coordinate, ranks.device, clock)
         self.sums = built.graph.adds_up
         self._version = -1
 
     def evaluate(self, params: Tensors, buffers: Tensors, batches: list[Inputs]) -> torch.Tensor:
         """The loss of all micro-batches, without gradients."""
         self._forget_old()
-        return self._combine([self.bound.forward(params, buffers, inputs) for inputs in batches])
+        losses = [self.bound.forward(params, buffers, inputs, number) for number, inputs in enumerate(batches)]
+        return self._combine(losses)
 
     def step(self, params: Tensors, buffers: Tensors, batches: list[Inputs]) -> tuple[torch.Tensor, Tensors]:
         """Loss and stored-layout gradients of all micro-batches."""

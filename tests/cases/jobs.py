@@ -9,11 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+from torch.nn import functional as F
 
 import hpsearch
 from hpsearch.plan import Plan
 from hpsearch.run import ParallelModule
 from hpsearch.run.gradients import clip, global_norm
+from tests.cases.plans import slow_devices
 
 
 def norms() -> dict[str, float]:
@@ -26,8 +28,27 @@ def norms() -> dict[str, float]:
         parameter.grad = grad
     grads = [p.grad for p in parameters if p.grad is not None]
     found = {"two": global_norm(grads).item(), "infinite": global_norm(grads, float("inf")).item()}
-    clip(parameters, 1.0)
+    clip(parameters, global_norm(grads), 1.0)
     return found | {"clipped": global_norm(grads).item()}
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(F.dropout(self.inner(x).relu(), 0.3, self.training)).square().mean()
+
+
+def dropped(fix: dict[str, int]) -> list[float]:
+    """Losses of three steps that nothing is learned in; the model's first values are the search's own."""
+    with torch.device("meta"):
+        model = Dropped().double()
+    devices = dist.get_world_size() if dist.is_initialized() else 1
+    x = torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(8, 8)
+    parallel = hpsearch.compile(model, slow_devices(devices), recipe="fp64", fix=fix, example=(x,))
+    return [parallel.step((x,)).item() for _ in range(3)]
 
 
 class Decayed(nn.Module):

@@ -113,24 +113,33 @@ def test_num_06_gradient_norm_counts_every_element_once(ranks: RankPool) -> None
         assert found["clipped"] == pytest.approx(1.0, rel=1e-6)
 
 
-class Dropped(nn.Module):
+class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(self.linear(x), 0.1, self.training).square().mean()
+        made = self.linear(x)
+        return (made + torch.rand_like(made) if self.training else made).square().mean()
 
 
-def test_num_08_dropout_is_refused_on_several_ranks() -> None:
-    captured = capture(Dropped(), (torch.empty(4, 8),), recipe="fp32")
+def test_num_08_dropout_and_initial_values_are_the_same_under_every_layout(ranks: RankPool) -> None:
+    losses = [ranks.run(f"{JOBS}:dropped", ranks=4, fix={axis: 4})[0] for axis in ("dp_shard", "dp_replicate", "tp")]
+    losses += ranks.run(f"{JOBS}:dropped", ranks=1, fix={})
+    for found in losses:
+        assert found == pytest.approx(losses[0], rel=1e-12)
+    assert len(set(losses[0])) == 3, "each step has masks of its own"
+
+
+def test_num_08_other_random_numbers_are_refused_on_several_ranks() -> None:
+    captured = capture(Noisy(), (torch.empty(4, 8),), recipe="fp32")
     for fix in ({"dp_shard": 2}, {"tp": 2}):
         plan = search(captured.graph, slow_devices(2), global_batch=4, fix=fix)
         with pytest.raises(LoweringError, match=r"test_numerics.py:\d+\): draws random numbers"):
             lower(captured, plan)
     alone = search(captured.graph, slow_devices(1), global_batch=4, fix={"micro_batches": 1})
     assert lower(captured, alone).mesh.num_ranks == 1
-    quiet = capture(Dropped().eval(), (torch.empty(4, 8),), recipe="fp32")
+    quiet = capture(Noisy().eval(), (torch.empty(4, 8),), recipe="fp32")
     assert lower(quiet, search(quiet.graph, slow_devices(2), global_batch=4)).mesh.num_ranks == 2
 
 
