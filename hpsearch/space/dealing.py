@@ -1,7 +1,9 @@
 """The bound of `bound.py` over all cuts and recomputed layers, of 1F1B layouts with any numbers of stages at once.
 
-Layers are computed again whole: what frees so many bytes is at least as many layers as free that many if all free most,
-and each takes at least what the one that frees least takes by rho. A stage that starts later never has more of them.
+Here recompute is bounded by what a stage has. Of its layers those with least seconds for a byte freed come first, the
+others next; and as layers are computed again whole, there are at least so many as free enough if all free most, the
+quickest first. A stage that starts one layer later has to free as much less as that layer could have freed, so it never
+computes more again.
 Layouts stand side by side, those of most stages first, so that those which have a stage s are the first ones.
 """
 
@@ -19,7 +21,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 SCALARS = (
-    "first_s", "last_s", "again_s_per_byte", "first_dense", "last_dense", "both_dense", "loss_bytes", "layer_bytes",
+    "first_s", "last_s", "first_dense", "last_dense", "both_dense", "loss_bytes", "layer_bytes",
     "exchange_bytes", "hop_bytes", "total_s",
 )  # fmt: skip
 PREFIXES = ("base_s", "saved_bytes", "freed_bytes", "dense", "expert")
@@ -40,6 +42,37 @@ class Lines:
     per_expert: Floats
 
 
+@dataclass(frozen=True)
+class _Again:
+    """What computing layers again costs, two kinds of layers apart: the best and all others."""
+
+    cheap: Floats
+    """[layers + 1] bytes freed by those, of the layers before l, that take least for a byte."""
+    quick: Floats
+    """[layers + 1] number of those that take least."""
+    scalars: tuple[float, float, float, float, float]
+    """Most bytes of one layer; seconds a byte of the cheap, of the others; seconds of the quick, of the others."""
+
+    @staticmethod
+    def of(table: Table) -> _Again:
+        freed, again = np.diff(table.freed_bytes), np.diff(table.again_s)
+        rho = np.where(freed > 0, again / np.maximum(freed, 1e-9), np.inf)
+        least, others = _two(rho)
+        quickest, slower = _two(np.where(freed > 0, again, np.inf))
+        cheap = np.where(rho <= least * (1 + 1e-9), freed, 0.0)
+        quick = np.where((again <= quickest * (1 + 1e-9)) & (freed > 0), 1.0, 0.0)
+        scalars = max(float(freed.max()), 1.0), least, others, quickest, slower
+        return _Again(*(np.concatenate([[0.0], np.cumsum(one)]) for one in (cheap, quick)), scalars)
+
+
+def _two(values: Floats) -> tuple[float, float]:
+    """The least, and the least of those above it; 0 for none."""
+    least = float(values.min())
+    above = values[values > least * (1 + 1e-9)]
+    second = float(above.min()) if len(above) else np.inf
+    return (least if least < np.inf else 0.0), (second if second < np.inf else 0.0 if least == np.inf else least)
+
+
 class _Stack:
     """Columns of layouts, and the values of their tables before layer l as one lookup."""
 
@@ -48,23 +81,23 @@ class _Stack:
         self.k, self.p, self.m = lines.table[some], lines.stages[some], lines.micro_batches[some]
         self.hop_s, self.room = lines.hop_s[some], lines.room_bytes[some]
         self.per_dense, self.per_expert = lines.per_dense[some], lines.per_expert[some]
-        (self.first_s, self.last_s, self.rho, self.first_dense, self.last_dense, self.both_dense, self.loss, self.layer,
-         exchange, hop_bytes, self.whole_s, self.share, self.freed, self.again_s) = scalars[:, self.k]  # fmt: skip
+        (self.first_s, self.last_s, self.first_dense, self.last_dense, self.both_dense, self.loss, self.layer, exchange,
+         hop_bytes, self.whole_s, self.share, self.most_freed, self.cheap_rho, self.rho, self.quick_s,
+         self.again_s) = scalars[:, self.k]  # fmt: skip
         self.fixed = exchange + np.where(self.p > 1, 4 * hop_bytes, 0.0)
         self.layers = packed.shape[1] - 1
         self.steps = max(int(self.layers).bit_length(), 1)
 
     @staticmethod
     def of(lines: Lines) -> _Stack:
-        packed = np.stack([[getattr(t, name) for name in PREFIXES] for t in lines.tables]).transpose(0, 2, 1)
+        again = [_Again.of(t) for t in lines.tables]
+        packed = np.stack([
+            [*(getattr(t, name) for name in PREFIXES), one.cheap, one.quick]
+            for t, one in zip(lines.tables, again, strict=True)
+        ]).transpose(0, 2, 1)  # fmt: skip
         scalars = [[getattr(t, name) for t in lines.tables] for name in SCALARS]
         scalars.append([_forward_share(t) for t in lines.tables])
-        freed = [np.diff(t.freed_bytes) for t in lines.tables]
-        scalars.append([max(float(one.max()), 1.0) for one in freed])
-        scalars.append([
-            t.again_s_per_byte * float(one.min(where=one > 0, initial=np.inf)) if one.any() else 0.0
-            for t, one in zip(lines.tables, freed, strict=True)
-        ])  # fmt: skip
+        scalars += zip(*(one.scalars for one in again), strict=True)
         return _Stack(lines, np.ascontiguousarray(packed), np.array(scalars, dtype=np.float64), slice(None))
 
     def some(self, which: Ints) -> _Stack:
@@ -79,7 +112,7 @@ class _Stack:
     def stage_s(self, n: int, alive: Floats, i: Ints, j: Ints, first: Bools | bool, last: bool) -> Floats:
         """Least seconds of a micro-batch on a stage with layers i to j, of the first n layouts; inf: do not fit."""
         held = self.packed[self.k[:n], j] - self.packed[self.k[:n], i]
-        seconds, saved, freed, dense, expert = held.T
+        seconds, saved, freed, dense, expert, cheap, quick = held.T
         if last:
             seconds = seconds + self.last_s[:n] + np.where(first, self.first_s[:n], 0.0)
             dense = dense + np.where(first, self.both_dense[:n], self.last_dense[:n])
@@ -89,8 +122,10 @@ class _Stack:
             moment = self.layer[:n]
         states = dense * self.per_dense[:n] + expert * self.per_expert[:n]
         excess = np.maximum(states + alive * saved + moment + self.fixed[:n] - self.room[:n], 0.0) / alive
-        again = np.maximum(self.rho[:n] * excess, np.ceil(excess / self.freed[:n] - 1e-6) * self.again_s[:n])
-        return np.where(excess <= freed * (1 + 1e-9), seconds + again, np.inf)
+        again = self.cheap_rho[:n] * np.minimum(excess, cheap) + self.rho[:n] * np.maximum(excess - cheap, 0.0)
+        count = np.ceil(excess / self.most_freed[:n] - 1e-6)
+        whole = self.quick_s[:n] * np.minimum(count, quick) + self.again_s[:n] * np.maximum(count - quick, 0.0)
+        return np.where(excess <= freed * (1 + 1e-9), seconds + np.maximum(again, whole), np.inf)
 
     def budget(self, n: int, limit: Floats, stage: Ints | int, at: Ints) -> Floats:
         """Seconds that a stage which starts at layer `at` may take for a micro-batch, by (1) to (3)."""

@@ -74,6 +74,8 @@ class Table:
     last_forward_s: float
     first_weight_s: float
     last_weight_s: float
+    again_s: Floats
+    """Of the forward of layers computed again in the backward; 0 where recompute is not by layers."""
     again_s_per_byte: float
     """Least seconds of recompute for a byte that it frees; 0 where recompute is not by layers."""
     first_dense: float
@@ -149,6 +151,7 @@ def table(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> Table:
         last_forward_s=weights.forward_s(weights.behind),
         first_weight_s=weights.weight_s(weights.embedding_weight),
         last_weight_s=weights.weight_s(weights.behind_weight),
+        again_s=_prefix([repeat_s[layer] for layer in pattern]),
         again_s_per_byte=min((repeat_s[kind] / freed[kind] for kind in kinds if freed[kind]), default=0.0),
         first_dense=embedding,
         last_dense=output + norm,
@@ -275,7 +278,8 @@ def sharded(plain: Table, shape: ModelShape, links: Links, again: float, overlap
     return replace(
         plain, base_s=base, forward_s=forward, first_s=first, last_s=last, first_forward_s=first_forward,
         last_forward_s=last_forward, weight_s=weight, first_weight_s=first_weight,
-        last_weight_s=b_c * plain.last_weight_s, again_s_per_byte=b_c * plain.again_s_per_byte,
+        last_weight_s=b_c * plain.last_weight_s, again_s=b_c * plain.again_s,
+        again_s_per_byte=b_c * plain.again_s_per_byte,
         layer_bytes=plain.layer_bytes + links.layer_bytes,
     )  # fmt: skip
 
