@@ -295,8 +295,4 @@ class Space:
 
 def domains(cluster: Cluster) -> list[int]:
     """Devices of one domain of every tier but the outermost."""
-    found, size = [], 1
-    for tier in cluster.tiers[:-1]:
-        size *= tier.size
-        found.append(size)
-    return found
+    return [tier.size for tier in cluster.tiers[:-1]]

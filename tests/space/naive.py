@@ -199,11 +199,9 @@ def _sharding(cluster: Cluster, tp: int, ranks: int, pp: int) -> list[tuple[int,
     if ranks == 1:
         return [(0, 0)]
     found = [(0, 0), (1, 0), (3, 0), *([(2, 0)] if pp == 1 else [])]
-    size = 1
     for tier in cluster.tiers[:-1]:
-        size *= tier.size
-        shards = size // tp
-        if size % tp == 0 and 1 < shards < ranks and ranks % shards == 0 and (3, shards) not in found:
+        shards = tier.size // tp
+        if tier.size % tp == 0 and 1 < shards < ranks and ranks % shards == 0 and (3, shards) not in found:
             found.append((3, shards))
     return found
 
