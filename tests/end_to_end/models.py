@@ -120,10 +120,69 @@ def _classes() -> torch.Tensor:
 FAMILIES: dict[str, Callable[[], Case]] = {f.__name__: f for f in (llama, qwen2, gpt2, gemma3, vit, t5, convnet)}
 
 
+def llama_deep() -> Case:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return Case(LlamaForCausalLM(LlamaConfig(**_DECODER | {"num_hidden_layers": 5}, pad_token_id=0)), _tokens())
+
+
+def gpt2_deep() -> Case:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=5, n_embd=48, n_head=4, vocab_size=VOCAB, n_positions=16, attn_pdrop=0.0,
+                        resid_pdrop=0.0, embd_pdrop=0.0, bos_token_id=0, eos_token_id=0)  # fmt: skip
+    return Case(GPT2LMHeadModel(config), _tokens())
+
+
+def t5_deep() -> Case:
+    """Equally many valid targets in every row, since its own mean is of each micro-batch."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(d_model=48, d_kv=12, d_ff=96, num_layers=3, num_heads=4, vocab_size=VOCAB, dropout_rate=0.0,
+                      decoder_start_token_id=0, pad_token_id=0)  # fmt: skip
+    batch = _tokens()
+    batch["labels"] = batch["input_ids"].clone()
+    return Case(T5ForConditionalGeneration(config), batch)
+
+
+class Towers(nn.Module):
+    """Three towers: images through a transformer and a projector, then in front of the text through a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
+
+        self.vision = ViTModel(
+            ViTConfig(hidden_size=24, intermediate_size=48, num_attention_heads=4, num_hidden_layers=2, image_size=8,
+                      patch_size=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+            add_pooling_layer=False,
+        )  # fmt: skip
+        self.projector = nn.Sequential(nn.Linear(24, 96), nn.GELU(), nn.Linear(96, 48))
+        self.language = LlamaForCausalLM(LlamaConfig(**_DECODER | {"num_hidden_layers": 3}, pad_token_id=0))
+
+    def forward(self, images: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        seen = self.projector(self.vision(images).last_hidden_state)
+        told = self.language.get_input_embeddings()(ids)
+        hidden = self.language.model(inputs_embeds=torch.cat((seen, told), 1), use_cache=False).last_hidden_state
+        return self.language.lm_head(hidden[:, seen.shape[1] :])
+
+
+def towers() -> Case:
+    return Case(Towers(), (_images(), _tokens()["input_ids"]), next_token_loss)
+
+
+def next_token_loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs[:, :-1].flatten(0, 1), batch[1][:, 1:].flatten())
+
+
+DEEP: dict[str, Callable[[], Case]] = {f.__name__: f for f in (llama_deep, gpt2_deep, t5_deep, towers)}
+"""Models with blocks for several stages; they run in the pipelines' tests."""
+
+
 def build(family: str, dtype: torch.dtype) -> Case:
     """The model with every parameter away from zero and one, in `dtype`, the same in every process."""
     torch.manual_seed(0)
-    case = FAMILIES[family]()
+    case = (FAMILIES | DEEP)[family]()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in case.model.parameters():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ class Trace:
 
 def plain_loss(model: nn.Module, batch: Any, loss: Any) -> torch.Tensor:
     if loss is not None:
-        return loss(model(batch[0]), batch)
+        return loss(model(*batch[: len(inspect.signature(model.forward).parameters)]), batch)
     return model(**batch).loss
 
 

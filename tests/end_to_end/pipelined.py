@@ -1,11 +1,15 @@
-"""The same comparison as in parity.py on ranks that hold a part of the model each."""
+"""What ranks do in the tests of pipelines: the comparison of parity.py where each rank holds a part of the model."""
 
 from __future__ import annotations
+
+import time
+from typing import Any
 
 import torch
 
 import hpsearch
 from hpsearch.plan import Plan
+from hpsearch.run import ParallelModule
 from tests.end_to_end.models import build
 from tests.end_to_end.parity import (
     DTYPES,
@@ -18,21 +22,32 @@ from tests.end_to_end.parity import (
     worst,
 )
 
+Errors = dict[str, float]
 
-def compare(family: str, recipe: str, plan: bytes, path: str) -> tuple[dict[str, float], list[str]]:
-    """Largest errors of this rank's parameters against the trace at `path`, and which parameters those are."""
+
+def compare(family: str, recipe: str, plans: list[bytes], path: str) -> list[tuple[Errors, list[str]]]:
+    """For each plan the largest errors of this rank's parameters against the trace at `path`, and which those are."""
+    found = []
     with double_throughout(family, recipe):
-        return _compare(family, recipe, plan, Trace(**torch.load(path)))
+        for plan in plans:
+            found.append(_compare(family, recipe, plan, Trace(**torch.load(path))))
+    return found
 
 
-def _compare(family: str, recipe: str, plan: bytes, expected: Trace) -> tuple[dict[str, float], list[str]]:
+def compiled(family: str, recipe: str, plan: bytes) -> tuple[ParallelModule, Any]:
+    """A parallel model, and this rank's rows."""
     case = build(family, DTYPES[recipe])
     parallel = hpsearch.compile(case.model, plan=Plan.from_bytes(plan), loss=case.loss, recipe=recipe)
-    local = parallel.local_rows(case.batch)
+    return parallel, parallel.local_rows(case.batch)
+
+
+def _compare(family: str, recipe: str, plan: bytes, expected: Trace) -> tuple[Errors, list[str]]:
+    start = time.process_time()
+    parallel, local = compiled(family, recipe, plan)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=LEARNING_RATE)
     names = [name for name, _ in parallel.named_parameters()]
     gradients, parameters = ({n: of[n] for n in names} for of in (expected.gradients, expected.parameters))
-    errors: dict[str, float] = {}
+    errors: Errors = {}
     for step in range(STEPS):
         if step == 1:  # the other way to train, for the same result
             loss = parallel(**local) if isinstance(local, dict) else parallel(*local)
@@ -41,7 +56,7 @@ def _compare(family: str, recipe: str, plan: bytes, expected: Trace) -> tuple[di
             loss = parallel.step(local)
         if step == 0:
             errors["loss"] = abs(loss.item() - expected.loss) / abs(expected.loss)
-            found = {n: p.grad.full_tensor() for n, p in parallel.named_parameters()}
+            found = {n: p.grad.full_tensor() for n, p in parallel.named_parameters() if p.grad is not None}
             errors |= worst("gradient", found, gradients, NOISE[recipe])
             errors["norm"] = abs(parallel.grad_norm().item() - expected.norm) / expected.norm
             with torch.no_grad():
@@ -51,4 +66,40 @@ def _compare(family: str, recipe: str, plan: bytes, expected: Trace) -> tuple[di
         optimizer.step()
         optimizer.zero_grad()
     found = {n: p.full_tensor() for n, p in parallel.named_parameters()}
-    return errors | worst("parameter", found, parameters, NOISE[recipe]), names
+    errors |= worst("parameter", found, parameters, NOISE[recipe])
+    return errors | {"cpu_s": time.process_time() - start}, names
+
+
+def checkpoints(family: str, recipe: str, first: bytes, second: bytes, folder: str) -> dict[str, Any]:
+    """Two steps under one plan, saved; the third under each of both, from what was loaded; and whole state dicts."""
+    losses: dict[str, float] = {}
+    parallel, local = compiled(family, recipe, first)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=LEARNING_RATE)
+    for _ in range(2):
+        parallel.step(local)
+        optimizer.step()
+        optimizer.zero_grad()
+    parallel.save(folder, optimizer)
+    before = parallel.state_dict(full=True)
+    for name, plan in (("same", first), ("other", second)):
+        again, rows = compiled(family, recipe, plan)
+        fresh = torch.optim.AdamW(again.parameters(), lr=0.5)
+        again.load(folder, fresh)
+        again.step(rows)
+        fresh.step()
+        losses[f"{name}, after"] = again.step(rows).item()
+    again, rows = compiled(family, recipe, second)
+    again.load_state_dict(_told(before))
+    losses["other, dict"] = again.step(rows).item()
+    losses["dict"] = parallel.step(local).item()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses["after"] = parallel.step(local).item()
+    return {"losses": losses, "names": list(before)}
+
+
+def _told(state: dict[str, Any]) -> dict[str, Any]:
+    """Rank 0's state dict on every rank."""
+    box = [state]
+    torch.distributed.broadcast_object_list(box, src=0)
+    return box[0]

@@ -1,4 +1,8 @@
-"""Pipelines on real ranks: loss, every gradient, the norm and trained parameters are the plain model's."""
+"""Pipelines on real ranks: loss, every gradient, the norm and trained parameters are the plain model's.
+
+Plans of one model on as many ranks are one job. `pytest -m exhaustive` runs every kind of schedule on every model with
+2 and with 4 stages, equal and uneven cuts, alone and with FSDP and TP inside a stage.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from hpsearch.plan import Plan
 from hpsearch.search import search
 from tests.end_to_end.models import ROWS, build
 from tests.end_to_end.parity import DTYPES, cast, double_throughout, reference
-from tests.end_to_end.pipelined import compare
+from tests.end_to_end.pipelined import checkpoints, compare
 from tests.end_to_end.ranks import RankPool
 from tests.end_to_end.slow import slow_devices
 
@@ -23,9 +27,39 @@ RECIPE = "fp64"
 LIMITS = {"loss": 1e-6, "norm": 1e-10, "gradient": 1e-10, "parameter": 1e-10}
 """fp64 losses of transformers are computed in fp32 by the models themselves."""
 
-CASES: dict[str, tuple[str, int, dict[str, object]]] = {
-    "llama, pp": ("llama", 2, {"pp": 2, "micro_batches": 3}),
-    "gpt2, tied, pp": ("gpt2", 2, {"pp": 2, "micro_batches": 4}),
+Fixes = tuple[dict[str, object], ...]
+PAIRWISE: dict[str, tuple[str, int, Fixes]] = {
+    "gpt2, tied, 2 ranks": (
+        "gpt2_deep",
+        2,
+        (
+            {"pp": 2, "micro_batches": 3, "cut": "1+4"},
+            {"pp": 2, "micro_batches": 1, "schedule": "gpipe"},
+            {"pp": 2, "micro_batches": 4, "schedule": "zb-h1", "recompute": "full"},
+            {"pp": 2, "micro_batches": 4, "vpp": 2},
+            {"pp": 2, "micro_batches": 3, "schedule": "zbv"},
+            {"pp": 2, "micro_batches": 4, "schedule": "dualpipev", "cut": "2+1+1+1"},
+        ),
+    ),
+    "llama, 4 ranks": (
+        "llama_deep",
+        4,
+        (
+            {"pp": 4, "micro_batches": 4, "schedule": "zb-h1"},
+            {"pp": 2, "dp_shard": 2, "micro_batches": 2, "schedule": "interleaved-zb"},
+            {"pp": 2, "tp": 2, "micro_batches": 3, "cut": "3+2"},
+        ),
+    ),
+    "t5, whose encoder's output crosses three stages": (
+        "t5_deep",
+        2,
+        ({"pp": 2, "micro_batches": 4, "schedule": "interleaved-zb"},),
+    ),
+    "three towers": (
+        "towers",
+        2,
+        ({"pp": 2, "micro_batches": 3, "cut": "1+4"}, {"pp": 2, "micro_batches": 2, "schedule": "zbv"}),
+    ),
 }
 
 
@@ -36,9 +70,8 @@ def graph(family: str) -> ModelGraph:
         return capture(case.model, cast(case.batch, DTYPES[RECIPE]), loss=case.loss, recipe=RECIPE, rows=2).graph
 
 
-@cache
-def plan(family: str, devices: int, fix: tuple[tuple[str, object], ...]) -> Plan:
-    return search(graph(family), slow_devices(devices), global_batch=ROWS, fix=dict(fix))
+def plan(family: str, devices: int, fix: dict[str, object]) -> Plan:
+    return search(graph(family), slow_devices(devices), global_batch=ROWS, fix=fix)
 
 
 @pytest.fixture(scope="module")
@@ -47,40 +80,68 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def table() -> Iterator[list[tuple[str, dict[str, float]]]]:
-    """Collects every figure; printed at the end."""
-    rows: list[tuple[str, dict[str, float]]] = []
+def table() -> Iterator[list[tuple[str, Plan, dict[str, float]]]]:
+    """Collects every figure; printed at the end, with the largest."""
+    rows: list[tuple[str, Plan, dict[str, float]]] = []
     yield rows
-    for name, errors in rows:
-        print(f"{name:40} " + "  ".join(f"{k} {v:.1e}" for k, v in errors.items()))
+    for family, made, errors in rows:
+        pins = ",".join(f"{k}={v}" for k, v in made.file.job.fix.items())
+        print(f"{family:12} {pins:60} " + "  ".join(f"{k} {v:.1e}" for k, v in errors.items()))
+    if rows:
+        print("largest " + "  ".join(f"{k} {max(errors[k] for _, _, errors in rows):.1e}" for k in LIMITS))
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PAIRWISE)
 def test_parity(
     name: str,
     ranks: RankPool,
     references: dict[str, Path],
-    table: list[tuple[str, dict[str, float]]],
+    table: list[tuple[str, Plan, dict[str, float]]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    family, devices, fix = CASES[name]
-    if family not in references:
-        references[family] = tmp_path_factory.mktemp("reference") / "trace.pt"
-        reference(family, RECIPE, references[family])
-    made = plan(family, devices, tuple(fix.items()))
-    check(ranks, family, made, references[family], name, table)
+    family, devices, fixes = PAIRWISE[name]
+    check(ranks, family, [plan(family, devices, fix) for fix in fixes], references, table, tmp_path_factory)
 
 
 def check(
-    ranks: RankPool, family: str, made: Plan, path: Path, name: str, table: list[tuple[str, dict[str, float]]]
+    ranks: RankPool,
+    family: str,
+    plans: list[Plan],
+    references: dict[str, Path],
+    table: list[tuple[str, Plan, dict[str, float]]],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    if family not in references:
+        references[family] = tmp_path_factory.mktemp("reference") / "trace.pt"
+        reference(family, RECIPE, references[family])
     job = f"{compare.__module__}:{compare.__name__}"
-    arguments: dict[str, Any] = {"family": family, "recipe": RECIPE, "plan": made.content, "path": str(path)}
-    results = ranks.run(job, ranks=made.num_ranks, **arguments)
-    held = {name for _, names in results for name in names}
-    assert held == set(graph(family).params), "every parameter is on some rank"
-    errors = {what: max(found[what] for found, _ in results) for what in LIMITS}
-    table.append((name, errors))
-    for what, limit in LIMITS.items():
-        assert errors[what] <= limit, f"{what} of {family} under {made}"
+    content = [made.content for made in plans]
+    arguments: dict[str, Any] = {
+        "family": family, "recipe": RECIPE, "plans": content, "path": str(references[family]),
+    }  # fmt: skip
+    results = ranks.run(job, ranks=plans[0].num_ranks, timeout_s=60.0 * (1 + len(plans)), **arguments)
+    for made, found in zip(plans, zip(*results, strict=True), strict=True):
+        assert {name for _, names in found for name in names} == set(graph(family).params), "one is on no rank"
+        errors = {what: max(one[what] for one, _ in found) for what in (*LIMITS, "cpu_s")}
+        table.append((family, made, errors))
+        for what, limit in LIMITS.items():
+            assert errors[what] <= limit, f"{what} of {family} under {made}: {made.file.pipeline}"
+
+
+@pytest.mark.dist
+def test_checkpoints_are_the_same_with_and_without_stages(ranks: RankPool, tmp_path: Path) -> None:
+    """Parameters and optimizer state under the model's names, whatever rank held them; GPT-2's head is its embedding."""
+    pipelined = plan("gpt2", 2, {"pp": 2, "micro_batches": 2}).content
+    flat = plan("gpt2", 2, {"dp_shard": 2, "micro_batches": 2}).content
+    job = f"{checkpoints.__module__}:{checkpoints.__name__}"
+    for first, second in ((pipelined, flat), (flat, pipelined)):
+        folder = str(tmp_path / str(first == flat))
+        found = ranks.run(job, ranks=2, family="gpt2", recipe=RECIPE, first=first, second=second, folder=folder)
+        model = build("gpt2", DTYPES[RECIPE]).model
+        assert sorted(found[0]["names"]) == sorted(model.state_dict())
+        assert found[1]["names"] == []
+        for losses in (one["losses"] for one in found):
+            for name in ("same, after", "other, after"):
+                assert losses[name] == pytest.approx(losses["after"], rel=1e-7)
+            assert losses["other, dict"] == pytest.approx(losses["dict"], rel=1e-7)
