@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from hpsearch.aim.answer_file import save
 from hpsearch.aim.job_file import ModuleEntry, load_job
 from hpsearch.aim.module import Job, Module
 from hpsearch.aim.over import shares
@@ -19,6 +20,7 @@ from hpsearch.cli.options import ClusterName, Devices
 from hpsearch.cli.screen import progress_bar, show
 from hpsearch.cli.search import in_words
 from hpsearch.cluster import Cluster
+from hpsearch.errors import PlanError
 from hpsearch.estimate import shape_of_graph
 from hpsearch.plan import units
 from hpsearch.plan.tables import table
@@ -30,9 +32,12 @@ def together_command(
     cluster: ClusterName,
     devices: Devices,
     gap: Annotated[float, typer.Option(min=0, max=1, help="Stop once the split is proven to be this near.")] = 0.01,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="F", help="Write the answer here.")] = None,
 ) -> None:
     """Splits the devices of a cluster over several models that run in one step: the parts of a multimodal model, actor,
     critic, reference and reward of reinforcement learning."""
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise PlanError(str(output), "expected a file in a folder that is there, but it is none", "Name another.")
     entries = load_job(job).modules
     machine = load_machine(cluster, devices)
     modules = Job(tuple(_module(one, machine) for one in entries))
@@ -44,6 +49,9 @@ def together_command(
              f"{units.seconds(found.step_s)}."),
         _groups(found), _timeline(found), Text(_proof(found)), Text(_fixed(found)),
     )  # fmt: skip
+    if output is not None:
+        save(modules, machine, found, output)
+        show(Text(f"Written to {output}."))
 
 
 def _module(entry: ModuleEntry, machine: Cluster) -> Module:

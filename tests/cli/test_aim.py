@@ -84,13 +84,25 @@ def job(folder: Path, config: Path, more: str = "") -> Path:
 
 
 def test_two_models_together(hpsearch: Command, config: Path, tmp_path: Path) -> None:
-    found = hpsearch("together", job(tmp_path, config), "--cluster", "h100-sxm-ib400", "--devices", 16)
+    file = tmp_path / "answer.json"
+    found = hpsearch("together", job(tmp_path, config), "--cluster", "h100-sxm-ib400", "--devices", 16, "-o", file)
     assert found.code == 0, found.stderr
+    written = json.loads(file.read_text())
+    assert sum(group["devices"] for group in written["split"]) <= 16
+    assert set(written["layouts"]) == {"reference", "actor"}
+    assert written["certificate"]["bound_s"] <= written["step_s"] == max(task["end_s"] for task in written["tasks"])
     said = " ".join(found.stdout.split())
     for words in ("2 models on 16 devices of h100-sxm-ib400: a step takes", "reference forward",
                   "actor forward and backward", "Proven: no split takes less than", "among groups of 8, 16 devices",
                   "Devices split by a rule, each model apart: equal"):  # fmt: skip
         assert words in said
+
+
+def test_no_file_where_there_is_no_folder(hpsearch: Command, config: Path, tmp_path: Path) -> None:
+    where = ("--cluster", "h100-sxm-ib400", "--devices", 16, "-o", tmp_path / "none" / "answer.json")
+    found = hpsearch("together", job(tmp_path, config), *where)
+    assert found.code == 1
+    assert "expected a file in a folder that is there" in " ".join(found.stderr.split())
 
 
 @pytest.mark.parametrize(
