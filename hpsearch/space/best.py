@@ -26,6 +26,7 @@ from hpsearch.space.prices import Prices, is_dealt
 from hpsearch.space.refusal import none_fits, none_is_legal
 from hpsearch.space.rules import Rules
 from hpsearch.space.space import IN_WORDS, Row, Slot, Space, apart, layouts
+from hpsearch.space.unlike import Placed, Unlike
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -130,11 +131,17 @@ class _Search:
     """Least that is proven of those that were solved."""
     heap: list[Entry] = field(default_factory=list)
     """Refined, not solved."""
+    ways: dict[tuple[int, Row], tuple[Placed, ...]] = field(default_factory=dict)
+    """To put refined layouts on groups of unlike nodes."""
     started: float = field(default_factory=time.monotonic)
 
     @property
     def best_s(self) -> float:
         return self.tried[0][0] if self.tried else float("inf")
+
+    @cached_property
+    def unlike(self) -> Unlike:
+        return Unlike(self.prices)
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
@@ -197,14 +204,23 @@ class _Search:
             for one, bound_s, cut in zip(members, (pipe_s + once).tolist(), cuts, strict=True):
                 if bound_s < self.best_s:
                     found.append((bound_s, *one, cut))
-        return found
+        return list(self._placed(found)) if self.prices.space.cluster.groups else found
+
+    def _placed(self, entries: list[Entry]) -> Iterator[Entry]:
+        """With the bound over all ways to put the stages on groups of unlike nodes; without those that it excludes."""
+        for bound_s, number, row, cut in entries:
+            ways = tuple(self.unlike.placed(number, row, self.best_s))
+            if ways:
+                self.ways[number, row] = ways
+                yield max(bound_s, ways[0].bound_s), number, row, cut
 
     def solve(self, bound_s: float, number: int, row: Row, cut: tuple[int, ...]) -> bool:
         """Cuts, fits and simulates a layout; whether it is the best so far."""
         self.solved.add((number, row))
         space, before = self.prices.space, self.best_s
         layout = space.layout(self.prices.insides[number], row, cut)
-        cutting = Cutting(space, layout, self.prices.inner(number, row), self.prices.rates)
+        ways = self.ways.get((number, row), ())
+        cutting = Cutting(space, layout, self.prices.inner(number, row), self.prices.rates, ways)
         at_hand, least_s = cutting.solved(before)
         self.least_tried_s = min(self.least_tried_s, bound_s if least_s is None else least_s)
         if at_hand is None:

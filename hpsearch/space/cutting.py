@@ -18,10 +18,11 @@ from hpsearch.estimate import ParallelLayout
 from hpsearch.estimate.estimate import by_rank
 from hpsearch.estimate.memory import stage_memory
 from hpsearch.estimate.stages import chunks, sizes_of, with_again
-from hpsearch.estimate.stands import arrangements, in_words, rooms_of
+from hpsearch.estimate.stands import in_words, rooms_of
 from hpsearch.space.exact import Choice, fits, fitted, simulated
 from hpsearch.space.space import Space
 from hpsearch.space.tables import Inner
+from hpsearch.space.unlike import Placed
 
 Cut = tuple[int, ...]
 MOST_CUTS = 40
@@ -39,28 +40,29 @@ class Cutting:
     """With the bound's cut, and nothing recomputed by layers."""
     priced: Inner
     rates: Efficiency
+    ways: tuple[Placed, ...] = ()
+    """To put the stages on groups of unlike nodes, the least bound first; (): all are alike."""
 
     def solved(self, best_s: float) -> tuple[Choice | None, float | None]:
         """The best found, if any fits; and seconds that no cut or recompute of this layout is below, if that is proven:
         inf where none fits. Cuts that are not near `best_s` are not polished."""
+        if not self.ways:
+            return self._solved(best_s)
         found, least_s = None, float("inf")
-        for one in self._placed():
-            made, proven_s = one._solved(best_s)
-            least_s = min(least_s, float("-inf") if proven_s is None else proven_s)
+        for way in self.ways:
+            if way.bound_s >= best_s:
+                least_s = min(least_s, way.bound_s)
+                break
+            made, proven_s = self._on(way)._solved(best_s)
+            least_s = min(least_s, way.bound_s if proven_s is None else max(proven_s, way.bound_s))
             if made is not None and (found is None or made.step_s < found.step_s):
                 found, best_s = made, min(best_s, made.step_s)
-        return found, None if least_s == float("-inf") else least_s
+        return found, least_s
 
-    def _placed(self) -> Iterator[Cutting]:
-        """One for each way to put the stages on groups of unlike nodes; itself where all are alike."""
-        layout, space = self.layout, self.space
-        if not space.cluster.groups:
-            yield self
-            return
-        for stands in arrangements(space.cluster, layout.pp, layout.tp * layout.cp * layout.dp):
-            placed = replace(layout, stage_groups=in_words(stands))
-            priced = by_rank(self.priced.layout, space.cluster, self.priced.works, stands)
-            yield replace(self, layout=placed, priced=replace(self.priced, ranks=priced))
+    def _on(self, way: Placed) -> Cutting:
+        placed = replace(self.layout, stage_groups=in_words(way.stands), cut=way.cut)
+        ranks = by_rank(self.priced.layout, self.space.cluster, self.priced.works, way.stands)
+        return replace(self, layout=placed, priced=replace(self.priced, ranks=ranks), ways=())
 
     @cached_property
     def rooms(self) -> tuple[int, ...]:
