@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -119,9 +120,20 @@ def _steps(space: Space, found: Found) -> Table:
 
 def _cut(layout: ParallelLayout) -> str:
     if layout.pp == 1:
-        return ""
+        return _stands(layout).strip()
     again = f", of which are recomputed {list(layout.recomputed)}" if layout.recomputed else ""
-    return f"Layers of the {layout.pp * layout.vpp} chunks: {list(layout.cut)}{again}."
+    return f"Layers of the {layout.pp * layout.vpp} chunks: {list(layout.cut)}{again}.{_stands(layout)}"
+
+
+def _stands(layout: ParallelLayout) -> str:
+    """`Where: stages 0 to 2 on full, stage 3 on slow.`; nothing where all devices are alike."""
+    said, at = [], 0
+    for name, stages in groupby(layout.stage_groups):
+        last = at + len(list(stages)) - 1
+        said.append(f"stage {at} on {name}" if at == last else f"stages {at} to {last} on {name}")
+        at = last + 1
+    words = ", ".join(said)
+    return f" Where: {words}." if said else ""
 
 
 def _proof(found: Found) -> Text:

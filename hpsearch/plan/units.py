@@ -14,7 +14,7 @@ def seconds(value: float) -> str:
 def size(nbytes: float) -> str:
     """`1.25 GiB`, three digits, powers of 1024."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(nbytes) >= 1024**power:
+        if abs(nbytes) >= (1024 if power == 1 else 999.5 * 1024 ** (power - 1)):  # 1,013 MiB are 0.989 GiB
             return f"{nbytes / 1024**power:.3g} {unit}"
     return f"{nbytes:.0f} B"
 

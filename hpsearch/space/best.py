@@ -25,7 +25,7 @@ from hpsearch.space.exact import Choice
 from hpsearch.space.prices import Prices, is_dealt
 from hpsearch.space.refusal import none_fits, none_is_legal
 from hpsearch.space.rules import Rules
-from hpsearch.space.space import IN_WORDS, Row, Slot, Space, apart, layouts
+from hpsearch.space.space import IN_WORDS, ON_GROUPS, Row, Slot, Space, apart, layouts
 from hpsearch.space.unlike import Placed, Unlike
 
 Floats = NDArray[np.float64]
@@ -234,7 +234,8 @@ class _Search:
         least = min(left_s, self.least_tried_s, self.best_s)
         solved, refused = len(self.solved), tuple(self.rules.rows())
         pruned = max(self.considered - solved, 0)
-        proof = Certificate(IN_WORDS, least, 1 - least / self.best_s, self.considered, pruned, solved, refused)
+        words = IN_WORDS + (ON_GROUPS if self.prices.space.cluster.groups else "")
+        proof = Certificate(words, least, 1 - least / self.best_s, self.considered, pruned, solved, refused)
         tried = tuple(choice for *_, choice in self.tried)
         return Found(tried[0], simplest(tried), proof, tried, time.monotonic() - self.started)
 

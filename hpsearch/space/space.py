@@ -33,6 +33,12 @@ IN_WORDS = (
     "as there are devices for, or the most that share the batch evenly; up to 8 virtual stages"
 )
 """What a certificate is about."""
+ON_GROUPS = (
+    "; on groups of unlike nodes, stages in any sequence if there are at most 24, else a group's stages together and "
+    "groups in any order (of more than 4: as in the file, and backwards); a stage over several groups waits for the "
+    "slowest; data ranks have equal shares of the batch"
+)
+"""And where nodes differ."""
 ROWS = (1, 2, 4, 8, 16, 32)
 """Of a micro-batch, whether or not they divide the batch."""
 MOST_ROWS, MOST_TOKENS = 128, 2**17

@@ -159,4 +159,5 @@ def test_diff_shows_what_changed_and_nothing_else(plan: Plan) -> None:
 def test_numbers_are_said_with_three_digits() -> None:
     assert [seconds(s) for s in (1.5, 0.00123, 4.5e-6, 2e-9, 0)] == ["1.5 s", "1.23 ms", "4.5 µs", "2 ns", "0 s"]
     assert [size(b) for b in (0, 1023, 1536, 2**30, 3 * 2**40)] == ["0 B", "1023 B", "1.5 KiB", "1 GiB", "3 TiB"]
+    assert [size(n * 2**20) for n in (999, 1000, 1013)] == ["999 MiB", "0.977 GiB", "0.989 GiB"]
     assert [count(n) for n in (999, 8_030_000_000, 124_439_808)] == ["999", "8.03 B", "124 M"]

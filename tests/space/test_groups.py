@@ -66,7 +66,7 @@ ONE = {"cp": (1,), "micro_batch": (1,), "vpp": (1,), "cp_kind": ("ring",)}
 PROBLEMS = {
     "two kinds of memory": Problem(
         DEEP, nodes("a100-sxm-selene", 2, (Group("80", 4), Group("40", 4, 40 * 10**9, 1.555e12))),
-        {**ONE, "recompute": ("full",), "zero": (1,), "pp": (2, 4), "tp": (1, 2), "sp": (True, False)},
+        {**ONE, "recompute": ("full",), "zero": (1,), "pp": (2, 4), "tp": (1, 2), "sp": (True,)},
         (1.0, 0.25, 0.17),
     ),
     "a slow node": Problem(
@@ -76,7 +76,7 @@ PROBLEMS = {
     "a slow node, a small one": Problem(
         WIDE_HEAD, nodes("h100-sxm-roce400", 2,
                          (Group("slow", 2, compute=0.5), Group("full", 4), Group("small", 2, 15 * 10**9))),
-        {**ONE, "recompute": ("full",), "pp": (2, 4), "tp": (1, 2), "zero": (1,), "sp": (True, False)}, (1.0, 0.25),
+        {**ONE, "recompute": ("full",), "pp": (2, 4), "tp": (1, 2), "zero": (1,), "sp": (True,)}, (1.0, 0.25),
     ),
     "virtual stages": Problem(
         DEEP, nodes("h100-sxm-roce400", 1, (Group("full", 1), Group("slow", 1, compute=0.6, memory_bytes_per_s=1e12))),
