@@ -146,7 +146,7 @@ def t5_deep() -> Case:
 
 
 class Towers(nn.Module):
-    """Three towers: images through a transformer and a projector, then in front of the text through a language model."""
+    """Three towers: images through a transformer and a projector, then before the text through a language model."""
 
     def __init__(self) -> None:
         super().__init__()

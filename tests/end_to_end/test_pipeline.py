@@ -131,7 +131,7 @@ def check(
 
 @pytest.mark.dist
 def test_checkpoints_are_the_same_with_and_without_stages(ranks: RankPool, tmp_path: Path) -> None:
-    """Parameters and optimizer state under the model's names, whatever rank held them; GPT-2's head is its embedding."""
+    """Parameters and optimizer state under the model's names, whatever rank held them; GPT-2's head is tied."""
     pipelined = plan("gpt2", 2, {"pp": 2, "micro_batches": 2}).content
     flat = plan("gpt2", 2, {"dp_shard": 2, "micro_batches": 2}).content
     job = f"{checkpoints.__module__}:{checkpoints.__name__}"
