@@ -41,6 +41,7 @@ def compile(
     optimizer: str | None = None,
     example: Batch | None = None,
     seed: int = 0,
+    inductor: bool = False,
 ) -> ParallelModule:
     """`model`, trained in parallel on `cluster` by the plan that the search proves best, or by `plan`.
 
@@ -52,6 +53,9 @@ def compile(
     optimizer: whose states take memory, "adamw" by default.
     With a plan, fix, global_batch, optimizer and recipe may only say what the plan says.
     example: a global batch (meta tensors will do); without it the model is captured at the first call.
+    seed: of initial values and of dropout, which are the same under every plan.
+    inductor: compile each function of the program when it first runs, a block's once whatever the depth. The plan is
+    priced without it.
 
     Raises HpsearchError: CaptureError, LegalityError, InfeasibleError, PlanError, LaunchError (see hpsearch.errors).
     """
@@ -60,7 +64,7 @@ def compile(
     find = partial(search, fix=fix, optimizer=optimizer or "adamw")
     asked = Asked(fix, global_batch, optimizer)
     build = partial(pipeline, model, plan, asked, on, on if cluster else None, find, loss, recipe)
-    parallel = ParallelModule(model, build, global_batch=global_batch, seed=seed)
+    parallel = ParallelModule(model, build, global_batch=global_batch, seed=seed, inductor=inductor)
     return parallel if example is None else parallel.prepare(example)
 
 

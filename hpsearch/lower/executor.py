@@ -15,6 +15,7 @@ from hpsearch.errors import InternalError, LoweringError
 from hpsearch.graph import ADDS_UP
 from hpsearch.lower.dropout import Clock, Draws
 from hpsearch.lower.local_ops import extent
+from hpsearch.lower.regional import regions
 from hpsearch.strategy import check_micro_batches
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Bound:
         coordinate: Mapping[str, int],
         device: torch.device,
         clock: Clock | None = None,
+        inductor: bool = False,
     ) -> None:
         self.program, self.device, self.clock = program, device, clock or Clock()
         for axis in program.mesh.names:
@@ -91,6 +93,8 @@ class Bound:
         }
         self._has_dropout = " = dropout(" in program.code
         exec(program.compiled, self.functions)
+        self.regions = regions(self.functions, program.pieces, device) if inductor else {}
+        self.functions.update(self.regions)
         self._slots: dict[str, ParamSlot] = {slot.fqn: slot for slot in program.params}
         self._does = program.unit_params
         """What units do about parameters in the actions that run: in the whole of backward, or in half of it."""

@@ -131,10 +131,12 @@ class ParallelProgram:
         coordinate: Mapping[str, int],
         device: torch.device | str,
         clock: Clock | None = None,
+        inductor: bool = False,
     ) -> Bound:
         """The program on one rank: `groups` maps each axis to its process group's name, `coordinate` to its place;
-        `clock` says which step random numbers are for."""
-        return Bound(self, groups, coordinate, torch.device(device), clock)
+        `clock` says which step random numbers are for; with `inductor` its functions are compiled when they first run.
+        """
+        return Bound(self, groups, coordinate, torch.device(device), clock, inductor)
 
     def fqn(self, unit: Unit, local: str) -> str:
         """The parameter (or buffer) that `local` is in a unit's graph."""

@@ -30,8 +30,9 @@ class BoundStage(Bound):
         coordinate: Mapping[str, int],
         device: torch.device,
         clock: Clock | None = None,
+        inductor: bool = False,
     ) -> None:
-        super().__init__(program, groups, coordinate, device, clock)
+        super().__init__(program, groups, coordinate, device, clock, inductor)
         if program.ends is None:
             raise InternalError(program.name, "expected a stage of a pipeline, but found a whole model")
         self.ends: StageEnds = program.ends

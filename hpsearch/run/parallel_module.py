@@ -43,13 +43,21 @@ class ParallelModule(nn.Module):
     global batch. Later calls take this rank's rows (`local_rows`, `sampler`), or one global batch, equal on every rank.
     """
 
-    def __init__(self, model: nn.Module, build: Build, *, global_batch: int | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        build: Build,
+        *,
+        global_batch: int | None = None,
+        seed: int = 0,
+        inductor: bool = False,
+    ) -> None:
         super().__init__()
         self.training = model.training
         # Kept out of nn.Module's tables: only stored pieces are parameters of this module.
         self.__dict__.update(_model=model, _build=build, _seed=seed, _global_batch=global_batch)
         self.__dict__.update(_built=None, _mode=model.training, _store=None, _steppers={}, _ranks=None, _saver=Saver())
-        self.__dict__.update(_clock=Clock(seed))
+        self.__dict__.update(_clock=Clock(seed), _inductor=inductor)
 
     # What was decided
 
@@ -62,6 +70,11 @@ class ParallelModule(nn.Module):
     def program(self) -> ParallelProgram | PipelineProgram:
         """The program for the first batch's shapes; `.code` is what every rank runs."""
         return self._seen().program
+
+    @property
+    def compile_s(self) -> dict[str, float]:
+        """With `inductor`: function of the program → seconds of its compilation, of those that ran."""
+        return {name: seconds for stepper in self._steppers.values() for name, seconds in stepper.compile_s.items()}
 
     @property
     def local_batch(self) -> int:
@@ -143,7 +156,7 @@ class ParallelModule(nn.Module):
         if key not in self._steppers:
             built = self._built_for(batch, local)
             kind = PipelineStepper if isinstance(built.program, PipelineProgram) else Stepper
-            self._steppers[key] = kind(built, self._ranks, self._store.written, self._clock)
+            self._steppers[key] = kind(built, self._ranks, self._store.written, self._clock, self._inductor)
         stepper = self._steppers[key]
         return stepper, stepper.micro_batches(local, num_items)
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from hpsearch.graph import ADDS_UP
 from hpsearch.lower import Clock, PipelineProgram
+from hpsearch.lower.regional import compile_seconds
 from hpsearch.lower.stage import BoundStage
 from hpsearch.run.pipelining import Door, Runner
 from hpsearch.run.ranks import Ranks
@@ -18,12 +19,12 @@ from hpsearch.run.stepper import Built, Inputs, StepInputs, Tensors
 class PipelineStepper(StepInputs):
     """As `Stepper`, for a program of several stages. Gradients are of the parameters on this rank."""
 
-    def __init__(self, built: Built, ranks: Ranks, written: Callable[[], int], clock: Clock) -> None:
+    def __init__(self, built: Built, ranks: Ranks, written: Callable[[], int], clock: Clock, inductor: bool) -> None:
         super().__init__(built, ranks)
         self.program, self._written = built.program, written
         assert isinstance(self.program, PipelineProgram)
         self.stages = {
-            index: BoundStage(self.program.stages[index], ranks.groups, ranks.coordinate, ranks.device, clock)
+            index: BoundStage(self.program.stages[index], ranks.groups, ranks.coordinate, ranks.device, clock, inductor)
             for index in self.program.stages_of(ranks.pipeline_rank)
         }
         adds_up = self.program.loss_reduction in ADDS_UP
@@ -38,6 +39,12 @@ class PipelineStepper(StepInputs):
         assert ranks.pipeline is not None
         work = _Work(self, index, stage)
         return Door(index, self.program.schedule, ranks.pipeline, ranks.device, ends.takes, ends.takes_back, work)
+
+    @property
+    def compile_s(self) -> dict[str, float]:
+        """Function, behind its stage → seconds of its compilation."""
+        found = {index: compile_seconds(stage.regions) for index, stage in self.stages.items()}
+        return {f"{index}.{name}": seconds for index, own in found.items() for name, seconds in own.items()}
 
     def evaluate(self, params: Tensors, buffers: Tensors, batches: list[Inputs]) -> torch.Tensor:
         """The loss of all micro-batches, without gradients."""

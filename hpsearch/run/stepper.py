@@ -13,6 +13,7 @@ from hpsearch.errors import BatchError, InternalError
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import DATA_AXES, Layout
 from hpsearch.lower import Clock, ParallelProgram, PipelineProgram
+from hpsearch.lower.regional import compile_seconds
 from hpsearch.plan import Plan
 from hpsearch.run.batch import Batch, Leaf, leaves
 from hpsearch.run.ranks import Ranks
@@ -81,14 +82,19 @@ class StepInputs:
 class Stepper(StepInputs):
     """Runs one program. Tensors in and out are local pieces; `params` and gradients are by FQN."""
 
-    def __init__(self, built: Built, ranks: Ranks, written: Callable[[], int], clock: Clock) -> None:
+    def __init__(self, built: Built, ranks: Ranks, written: Callable[[], int], clock: Clock, inductor: bool) -> None:
         """`written`: a number that grows whenever a parameter is written to; `clock`: which step it is."""
         super().__init__(built, ranks)
         assert isinstance(built.program, ParallelProgram)
         self._written = written
-        self.bound = built.program.bind(ranks.groups, ranks.coordinate, ranks.device, clock)
+        self.bound = built.program.bind(ranks.groups, ranks.coordinate, ranks.device, clock, inductor)
         self.sums = built.graph.adds_up
         self._version = -1
+
+    @property
+    def compile_s(self) -> dict[str, float]:
+        """Function → seconds of its compilation."""
+        return compile_seconds(self.bound.regions)
 
     def evaluate(self, params: Tensors, buffers: Tensors, batches: list[Inputs]) -> torch.Tensor:
         """The loss of all micro-batches, without gradients."""
