@@ -127,14 +127,13 @@ def _whole_s(space: Space, prices: Prices, number: int, rates: Efficiency) -> fl
     return norm_s(float(total[:-1].sum()), float(total[-1]))
 
 
-def floors_s(space: Space) -> tuple[float, float]:
-    """What no forward, and no forward with backward, of a space is below: all rows spread evenly over all devices, the
-    quickest inside of each. inf: none is legal."""
-    prices, rates = Prices(space), efficiency_of(space.cluster.device.name, space.cluster.efficiency)
-    forward = both = float("inf")
-    for inside in space.insides(Rules()):
-        number = prices.price(inside)
-        rounds = space.global_batch * inside.tp * inside.cp / (inside.micro_batch * space.devices)
-        forward = min(forward, _whole_s(space, prices, number, rates) * rounds)
-        both = min(both, prices.spread_s(number) - rates.step_s)
+def floors_s(prices: Prices) -> tuple[float, float]:
+    """What no forward, and no forward with backward, of a space is below without what comes once: all rows spread
+    evenly over all devices, the quickest inside of each. inf: none is legal."""
+    space, forward, both = prices.space, float("inf"), float("inf")
+    for slot in space.slots(Rules()):
+        rounds = space.global_batch * slot.tp * slot.cp / (slot.micro_batch * space.devices)
+        seconds = prices.wholes(slot).both_s
+        forward = min(forward, float(seconds[..., 0].min(initial=np.inf)) * rounds)
+        both = min(both, float(seconds.sum(axis=-1).min(initial=np.inf)) * rounds)
     return forward, both

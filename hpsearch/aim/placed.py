@@ -14,6 +14,7 @@ from hpsearch.estimate import ParallelLayout, price, rank_memory
 from hpsearch.estimate.memory import CONTEXT_BYTES, RESERVE
 from hpsearch.estimate.pipeline import run_s
 from hpsearch.space import Choice, Space, best
+from hpsearch.space.prices import Prices
 
 NEVER = float("inf")
 MESHES = 3
@@ -68,7 +69,7 @@ class Places:
         if (key := (module.name, devices)) not in self._floors:
             space = self.space(module, devices, 1)
             once = efficiency_of(space.cluster.device.name, space.cluster.efficiency).step_s if module.trains else 0.0
-            self._floors[key] = Seconds(*floors_s(space), once)
+            self._floors[key] = Seconds(*floors_s(Prices(space)), once)
         whole, parts = self._floors[key], chunks if self.job.is_chained(module) else 1
         return Seconds(whole.forward_s / parts, whole.both_s / parts if module.trains else 0.0, whole.once_s)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpsearch.aim.aim import Aim
+from hpsearch.aim.forward import floors_s
 from hpsearch.errors import HpsearchError, InfeasibleError, LegalityError
 from hpsearch.space import Found, Space, best
 from hpsearch.space.prices import Prices
-from hpsearch.space.rules import Rules
 
 NEVER = float("inf")
 
@@ -87,9 +87,11 @@ def _serves_best(
     """(value, score) of the best of these and those known; verdicts and answers are noted."""
     served = [(aim.score(v, one.step_s), v) for v, one in known.items() if one.keeps]
     lowest, winner = min(served, default=(NEVER, None))
-    floors = {value: floor_s(aim.at(value)) for value in values}
+    floors = {value: Prices(aim.at(value)).floor_s for value in values}
     for value in sorted(floors, key=lambda one: (aim.score(one, floors[one]), one)):
         limit_s, bound_s = aim.limit_s(value), floors[value]
+        if bound_s <= limit_s and aim.score(value, bound_s) < lowest:
+            bound_s = max(bound_s, floor_s(aim.at(value)))
         if bound_s > limit_s or aim.score(value, bound_s) >= lowest or bound_s == NEVER:
             why = "no legal layout" if bound_s == NEVER else ""
             known[value] = Verdict(value, bound_s, NEVER, limit_s, is_searched=False, why=why)
@@ -116,15 +118,8 @@ def _looked(aim: Aim, value: int, most_s: float, gap: float, answers: dict[int, 
 def floor_s(space: Space) -> float:
     """Seconds that no layout of a space is below: all its micro-batches spread evenly over all devices, the quickest
     inside of all. inf: none is legal."""
-    rules, prices, least = Rules(), Prices(space), NEVER
-    outsides = dict[tuple[int, ...], bool]()
-    for inside in space.insides(rules):
-        key = (inside.tp, inside.cp, inside.ep, inside.etp, inside.micro_batch)
-        if key not in outsides:
-            outsides[key] = len(space.outsides(inside, rules)) > 0
-        if outsides[key]:
-            least = min(least, prices.spread_s(prices.price(inside)))
-    return least
+    prices = Prices(space)
+    return floors_s(prices)[1] + (prices.rates.step_s if space.base.trained_parts == "step" else 0.0)
 
 
 def _none(aim: Aim, known: dict[int, Verdict]) -> HpsearchError:
