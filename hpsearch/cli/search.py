@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from hpsearch.cli import INTERRUPTED
 from hpsearch.cli.estimate import pins_of
 from hpsearch.cli.machine import load_machine
 from hpsearch.cli.model import load_graph
@@ -59,15 +64,54 @@ def search_command(
     space = space_of(
         shape_of_graph(graph), machine, pins, global_batch=global_batch, seq_len=seq_len, precision=precision
     )
-    with progress_bar("searching") as bar:
-        for found in answers(space, gap=gap, time_limit_s=float("inf") if time_limit is None else time_limit):
-            best, proof = found.best, found.certificate
-            told = f"{units.seconds(best.step_s)} ({proof.gap:.1%} from the bound): {in_words(best.layout)}"
-            bar.update(bar.task_ids[0], description=told)
+    found, is_stopped = _searched(space, gap, float("inf") if time_limit is None else time_limit)
     show(Text(_headline(space, found)), _steps(space, found), Text(_cut(found.best.layout)), _proof(found))
     if output is not None:
         save(layout_file(space, found), output)
         show(Text(f"Written to {output}."))
+    if is_stopped:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _searched(space: Space, gap: float, time_limit_s: float) -> tuple[Found, bool]:
+    """The best of a space, and whether Ctrl-C ended the search: with the best so far and its gap at the next step, or,
+    pressed again, at once with the gap of when it was found. KeyboardInterrupt: there was no answer yet."""
+    latest: Found | None = None
+    is_stopped = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal is_stopped
+        if latest is None or is_stopped:
+            is_stopped = True
+            raise KeyboardInterrupt
+        is_stopped = True
+
+    with progress_bar("searching for a first answer") as bar, _on_interrupt(stop):
+
+        def watch(best_s: float, bound_s: float) -> bool:
+            if latest is not None:
+                proven = f"at most {1 - bound_s / best_s:.1%} more to gain"
+                told = f"{units.seconds(best_s)}, {proven}: {in_words(latest.best.layout)}"
+                bar.update(bar.task_ids[0], description=told, total=1.0, completed=bound_s / best_s)
+            return not is_stopped
+
+        try:
+            for found in answers(space, gap=gap, time_limit_s=time_limit_s, watch=watch):
+                latest = found
+        except KeyboardInterrupt:
+            if latest is None:
+                raise
+    assert latest is not None
+    return latest, is_stopped
+
+
+@contextmanager
+def _on_interrupt(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def in_words(layout: ParallelLayout) -> str:
@@ -140,7 +184,8 @@ def _proof(found: Found) -> Text:
     proof = found.certificate
     lines = [
         f"Proven: no layout of the space takes less than {units.seconds(proof.bound_s)} (gap {proof.gap:.2%}), by this "
-        f"cost model. {proof.considered:,} considered, {proof.pruned:,} excluded by bounds, {proof.solved:,} solved.",
+        f"cost model. {proof.considered:,} considered, {proof.pruned:,} excluded by bounds, {proof.solved:,} solved"
+        + (f", {proof.left:,} left open." if proof.left else "."),
         f"Space: {proof.space}.",
     ]
     lines += [f"Refused by {rule} ({count:,} times): {what}, …" for rule, what, count in proof.refused]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hpsearch.estimate import ParallelLayout
 from hpsearch.space.cutting import Cutting
 from hpsearch.space.exact import Choice
-from hpsearch.space.prices import Prices, is_dealt
+from hpsearch.space.prices import Prices, dealt, is_dealt
 from hpsearch.space.refusal import none_fits, none_is_legal
 from hpsearch.space.rules import Rules
 from hpsearch.space.space import IN_WORDS, ON_GROUPS, Row, Slot, Space, apart, layouts
@@ -52,6 +52,8 @@ class Certificate:
     """Cut, fitted and simulated."""
     refused: tuple[tuple[str, str, int], ...]
     """(rule, examples, how often)."""
+    left: int = 0
+    """Neither excluded nor solved when the search ended; if it ended early, of those it had come to."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,9 @@ class _Search:
     def slots(self) -> tuple[Slot, ...]:
         return tuple(self.prices.space.slots(self.rules))
 
-    def opened(self, slot: Slot) -> Iterator[_Part]:
-        """Every layout of a slot that may be better than an answer at hand, by its first bound. Others are counted."""
+    def opened(self, slot: Slot, told: Callable[[Ints], Ints] = apart) -> Iterator[_Part]:
+        """Every layout of a slot that may be better than an answer at hand, by its first bound. Others are counted.
+        `told`: rows of one schedule each, of some rows."""
         each, experts, space = slot.count // len(slot.experts), range(len(slot.experts)), self.prices.space
         every = [space.outsides(slot.inside(which * each), self.rules) for which in experts]
         self.considered += each * sum(map(layouts, every))
@@ -160,7 +163,7 @@ class _Search:
         for which, rows in enumerate(every):
             if len(rows):
                 bound = self.prices.first_bounds(slot, wholes, which, rows, self.best_s)
-                rows = apart(rows[(bound < self.best_s).any(axis=0)])
+                rows = told(rows[(bound < self.best_s).any(axis=0)])
                 bound = self.prices.first_bounds(slot, wholes, which, rows, self.best_s)
                 inside, row = np.nonzero(bound < self.best_s)
                 if len(row):
@@ -174,23 +177,24 @@ class _Search:
         for cp in sorted({slot.cp for slot in small}):
             firsts = {slot.tp: slot for slot in reversed(small) if slot.cp == cp}
             counted = self.considered
-            candidates = _Candidates.of([part for slot in firsts.values() for part in self.opened(slot)], self.best_s)
+            parts = [part for slot in firsts.values() for part in self.opened(slot, dealt)]
+            candidates = _Candidates.of(parts, self.best_s)
             self.considered = counted
             chosen: dict[tuple[int, ...], tuple[Slot, int, Row]] = {}
             for slot, number, row in candidates.some(0, len(candidates)):
-                if row[1] == 1 and number % (len(slot.kinds) * len(slot.recomputes)) == 0:
+                if number % (len(slot.kinds) * len(slot.recomputes)) == 0:
                     chosen.setdefault((slot.tp, number, row[0]), (slot, number, row))
                 if len(chosen) >= SEEDS:
                     break
-            for entry in sorted(self.refine(list(chosen.values())))[:TRIES]:
+            for entry in sorted(self.refine(list(chosen.values()), lambda: True) or ())[:TRIES]:
                 self.solve(*entry)
             if self.tried:
                 break
         return bool(self.tried)
 
-    def refine(self, chosen: list[tuple[Slot, int, Row]]) -> list[Entry]:
+    def refine(self, chosen: list[tuple[Slot, int, Row]], goes_on: Callable[[], bool]) -> list[Entry] | None:
         """(bound over all cuts and recomputed layers, layout, cut) of those that fit and may be better than the best so
-        far."""
+        far; None: had to end."""
         groups: dict[tuple[int, ...], list[tuple[int, Row]]] = {}
         for slot, at, row in chosen:
             number = self.prices.price(slot.inside(at))
@@ -198,6 +202,8 @@ class _Search:
                 groups.setdefault(() if is_dealt(row) else (row[0], row[1], row[6]), []).append((number, row))
         found: list[Entry] = []
         for key, members in sorted(groups.items()):
+            if not goes_on():
+                return None
             once = np.array([self.prices.around(*one).once_s for one in members])
             how = self.prices.second_bound if key else self.prices.dealt_bound
             pipe_s, cuts = how(members, self.best_s - once)
@@ -229,13 +235,15 @@ class _Search:
         self.tried.sort(key=lambda one: one[:3])
         return at_hand.step_s < before
 
-    def found(self, left_s: float) -> Found:
-        """The answer so far; `left_s`: least bound of what was not solved."""
+    def found(self, left_s: float, left: int) -> Found:
+        """The answer so far; `left_s`: least bound of what was neither excluded nor solved, `left` layouts and what was
+        not looked at."""
         least = min(left_s, self.least_tried_s, self.best_s)
         solved, refused = len(self.solved), tuple(self.rules.rows())
-        pruned = max(self.considered - solved, 0)
+        considered = max(self.considered, solved + left)
+        pruned = considered - solved - left
         words = IN_WORDS + (ON_GROUPS if self.prices.space.cluster.groups else "")
-        proof = Certificate(words, least, 1 - least / self.best_s, self.considered, pruned, solved, refused)
+        proof = Certificate(words, least, 1 - least / self.best_s, considered, pruned, solved, refused, left)
         tried = tuple(choice for *_, choice in self.tried)
         return Found(tried[0], simplest(tried), proof, tried, time.monotonic() - self.started)
 
@@ -255,42 +263,46 @@ def answers(
     fits.
     """
     search = _Search(Prices(space))
-    floor_s = search.prices.floor_s
+    floor_s, parts = search.prices.floor_s, list[_Part]()
 
     def goes_on(left_s: float) -> bool:
-        if not search.tried:
-            watch(float("inf"), floor_s)
-            return True
         bound_s = min(left_s, search.least_tried_s, search.best_s)
-        return watch(search.best_s, bound_s) and time.monotonic() - search.started < time_limit_s
+        is_wanted = watch(search.best_s, bound_s) and time.monotonic() - search.started < time_limit_s
+        return is_wanted or not search.tried
 
     if search.seed():
-        yield search.found(floor_s)
-    parts: list[_Part] = []
+        yield search.found(floor_s, 0)
     for slot in search.slots:
         if not goes_on(floor_s):
-            yield search.found(floor_s)
+            yield search.found(floor_s, sum(len(part.row) for part in parts))
             return
         parts += search.opened(slot)
     if not search.considered:
         raise none_is_legal(space)
     candidates, at, size, heap = _Candidates.of(parts, search.best_s), 0, SEEDS, search.heap
-    while True:
-        rest, head = candidates.least_s(at), heap[0][0] if heap else float("inf")
-        left = min(rest, head)
-        if left >= search.best_s * (1 - gap) or left == float("inf") or not goes_on(left):
-            break
-        if rest > head:
+
+    def left_s() -> float:
+        return min(candidates.least_s(at), heap[0][0] if heap else float("inf"))
+
+    def found() -> Found:
+        unseen = int((candidates.bound_s[at:] < search.best_s).sum())
+        return search.found(left_s(), unseen + sum(entry[0] < search.best_s for entry in heap))
+
+    while left_s() < min(search.best_s * (1 - gap), float("inf")) and goes_on(left_s()):
+        if heap and candidates.least_s(at) > heap[0][0]:
             if search.solve(*heapq.heappop(heap)):
-                yield search.found(min(candidates.least_s(at), heap[0][0] if heap else float("inf")))
+                yield found()
             continue
         stop = min(at + size, len(candidates))
-        for entry in search.refine(list(candidates.some(at, stop))):
+        refined = search.refine(list(candidates.some(at, stop)), lambda: goes_on(left_s()))
+        if refined is None:
+            break
+        for entry in refined:
             heapq.heappush(heap, entry)
         at, size = stop, min(2 * size, BATCH)
     if not search.tried:
         raise none_fits(search.prices)
-    yield search.found(left)
+    yield found()
 
 
 SEEDS, TRIES = 256, 6

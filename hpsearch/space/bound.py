@@ -57,6 +57,30 @@ WHOLE = ("1f1b", "gpipe")
 """Schedules of one chunk a rank whose last backward goes all the way back."""
 
 
+PREFIXES = ("base_s", "saved_bytes", "freed_bytes", "dense", "expert", "owed_bytes", "forward_s", "weight_s")
+SCALARS = (
+    "first_s", "last_s", "again_s_per_byte", "first_forward_s", "last_forward_s", "first_weight_s", "last_weight_s",
+    "first_dense", "last_dense", "both_dense", "loss_bytes", "layer_bytes", "exchange_bytes", "hop_bytes", "total_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Tables side by side."""
+
+    prefixes: Floats
+    """[tables, layers + 1, PREFIXES]."""
+    scalars: Floats
+    """[tables, SCALARS and shares]."""
+    is_uniform: bool
+
+    @staticmethod
+    def of(tables: tuple[Table, ...]) -> Stacked:
+        prefixes = np.array([[getattr(one, name) for name in PREFIXES] for one in tables]).transpose(0, 2, 1)
+        scalars = np.array([[*(getattr(one, name) for name in SCALARS), *one.shares] for one in tables])
+        return Stacked(np.ascontiguousarray(prefixes), scalars, all(one.is_uniform for one in tables))
+
+
 @dataclass(frozen=True)
 class Pipes:
     """Layouts of one number of stages, one entry each."""
@@ -75,12 +99,17 @@ class Pipes:
     virtual: int = 1
     kind: str = "1f1b"
     """Of the schedule."""
+    stacked: Stacked | None = None
+    """The tables, where they are at hand."""
 
     def of(self, some: Ints) -> Pipes:
         """Some of them."""
         columns = (self.micro_batches, self.hop_s, self.room_bytes, self.per_dense, self.per_expert)
         m, hop_s, room, dense, expert = (column[some] for column in columns)
-        return Pipes(self.tables, self.table[some], self.stages, m, hop_s, room, dense, expert, self.virtual, self.kind)
+        return Pipes(
+            self.tables, self.table[some], self.stages, m, hop_s, room, dense, expert, self.virtual, self.kind,
+            self.stacked,
+        )  # fmt: skip
 
     def alive(self, rank: int) -> list[tuple[Floats, Floats, bool]]:
         """Moments of a rank: forwards that keep what a backward reads, and input parts that keep what a weight part
@@ -105,20 +134,21 @@ class _Stack:
     """Tables side by side: value of table k before layer l as one lookup."""
 
     def __init__(self, pipes: Pipes) -> None:
-        tables = pipes.tables
+        held = pipes.stacked or Stacked.of(pipes.tables)
         self.k = pipes.table
-        self.base = np.array([t.base_s for t in tables])
-        self.forward = np.array([t.forward_s for t in tables])
-        self.saved = np.array([t.saved_bytes for t in tables])
-        self.freed = np.array([t.freed_bytes for t in tables])
-        self.weight = np.array([t.weight_s for t in tables])
-        self.dense = np.array([t.dense for t in tables])
-        self.expert = np.array([t.expert for t in tables])
-        self.owed = np.array([t.owed_bytes for t in tables])
-        self.packed = np.stack([self.base, self.saved, self.freed, self.dense, self.expert, self.owed], axis=2)
+        self.base: Floats = held.prefixes[:, :, 0]
+        self.saved: Floats = held.prefixes[:, :, 1]
+        self.freed: Floats = held.prefixes[:, :, 2]
+        self.dense: Floats = held.prefixes[:, :, 3]
+        self.expert: Floats = held.prefixes[:, :, 4]
+        self.owed: Floats = held.prefixes[:, :, 5]
+        self.forward: Floats = held.prefixes[:, :, 6]
+        self.weight: Floats = held.prefixes[:, :, 7]
+        self.packed = held.prefixes[:, :, :6]
+        scalars = held.scalars[self.k]
 
         def column(name: str) -> Floats:
-            return np.array([getattr(t, name) for t in tables], dtype=np.float64)[self.k]
+            return scalars[:, SCALARS.index(name)]
 
         self.first_s, self.last_s, self.rho = column("first_s"), column("last_s"), column("again_s_per_byte")
         self.first_forward_s, self.last_forward_s = column("first_forward_s"), column("last_forward_s")
@@ -127,14 +157,14 @@ class _Stack:
         self.both_dense = column("both_dense")
         self.loss, self.layer = column("loss_bytes"), column("layer_bytes")
         self.fixed = column("exchange_bytes") + (4 * column("hop_bytes") if pipes.stages > 1 else 0.0)
-        self.share, self.input_share, self.weight_share = column("shares").T
+        self.share, self.input_share, self.weight_share = scalars[:, len(SCALARS) :].T
         self.least_weight_s = np.diff(self.weight).min(axis=1)[self.k] / ROUNDED
         self.whole_s = column("total_s")
         self.whole_forward_s = self.forward[self.k, -1] + self.first_forward_s + self.last_forward_s
         weight = self.weight[self.k, -1] + self.first_weight_s + self.last_weight_s
         self.whole_input_s = self.whole_s - self.whole_forward_s - weight
         self.layers = self.base.shape[1] - 1
-        self.is_uniform = all(t.is_uniform for t in tables)
+        self.is_uniform = held.is_uniform
 
 
 def in_flight(stages: int, virtual: int, micro_batches: Floats, stage: int) -> Floats:
@@ -152,7 +182,7 @@ def stage_s(pipes: Pipes, stack: _Stack, stage: int, pieces: list[tuple[Ints, In
     k, vee = stack.k, KINDS[pipes.kind].vee
     first, last = stage == 0, stage == (0 if vee else pipes.stages - 1)
     parts = [stack.packed[k, j] - stack.packed[k, i] for i, j in pieces]
-    seconds, dense, expert = (sum(part[:, column] for part in parts) for column in (0, 3, 4))
+    seconds, dense, expert = np.sum([part[:, [0, 3, 4]] for part in parts], axis=0).T
     if first and last:
         dense = dense + stack.both_dense
     else:
@@ -257,9 +287,7 @@ def _split_budget(pipes: Pipes, stack: _Stack, limit: Floats, stage: int, at: In
     computed again adds to input parts, which (6) and (7) have in full."""
     k, p, m, hop_s = stack.k, pipes.stages, pipes.micro_batches, pipes.hop_s
     ends = (stack.first_s, stack.first_forward_s, stack.first_weight_s) if stage else (0.0, 0.0, 0.0)
-    base, forward, weight = (
-        one[k, at] + end for one, end in zip((stack.base, stack.forward, stack.weight), ends, strict=True)
-    )
+    base, forward, weight = stack.base[k, at] + ends[0], stack.forward[k, at] + ends[1], stack.weight[k, at] + ends[2]
     fifth = _left(limit - forward - stage * hop_s, m)
     sixth = _left(
         limit - (base - weight) - stack.least_weight_s - 2 * stage * hop_s, m - (1 + stage) * stack.weight_share

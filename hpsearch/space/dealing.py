@@ -62,7 +62,8 @@ class _Again:
         cheap = np.where(rho <= least * (1 + 1e-9), freed, 0.0)
         quick = np.where((again <= quickest * (1 + 1e-9)) & (freed > 0), 1.0, 0.0)
         scalars = max(float(freed.max()), 1.0), least, others, quickest, slower
-        return _Again(*(np.concatenate([[0.0], np.cumsum(one)]) for one in (cheap, quick)), scalars)
+        before = [np.concatenate([[0.0], np.cumsum(one)]) for one in (cheap, quick)]
+        return _Again(before[0], before[1], scalars)
 
 
 def _two(values: Floats) -> tuple[float, float]:
@@ -97,7 +98,7 @@ class _Stack:
         ]).transpose(0, 2, 1)  # fmt: skip
         scalars = [[getattr(t, name) for t in lines.tables] for name in SCALARS]
         scalars.append([_forward_share(t) for t in lines.tables])
-        scalars += zip(*(one.scalars for one in again), strict=True)
+        scalars += [list(column) for column in zip(*(one.scalars for one in again), strict=True)]
         return _Stack(lines, np.ascontiguousarray(packed), np.array(scalars, dtype=np.float64), slice(None))
 
     def some(self, which: Ints) -> _Stack:

@@ -39,6 +39,8 @@ class Wholes:
     nor recompute by layers."""
     layer_s: Floats
     """Through a layer at least."""
+    way_s: Floats
+    """Through a layer and back at least, parts of the backward left out that nothing waits for."""
     counts: tuple[int, ...]
     """Of each kind of layer, how many there are."""
     dense: Floats
@@ -55,6 +57,8 @@ class _Block:
     work: Work
     seconds: Floats
     """[recomputes, 4]: device and host seconds, forward and backward."""
+    weight: tuple[float, float]
+    """Device and host seconds of the backward that no other stage waits for."""
     kept: Floats
     """[recomputes] bytes; all of them where layers are computed again."""
 
@@ -94,12 +98,19 @@ class Memo:
                 return None
         layers = [_total({name: parts[name] for name in kind}) for kind in self.layers]
         least = np.min(np.broadcast_arrays(*layers), axis=0)
+        ways = [layer - self._weight(kind, slot) for kind, layer in zip(self.layers, layers, strict=True)]
+        way = _norm(np.maximum(np.min(np.broadcast_arrays(*ways), axis=0), 0.0))
         size = (len(slot.experts), len(slot.kinds), len(slot.recomputes))
         return Wholes(
-            np.broadcast_to(_norms(total), (*size, 2)), np.broadcast_to(_norm(least), size),
+            np.broadcast_to(_norms(total), (*size, 2)), np.broadcast_to(_norm(least), size), np.broadcast_to(way, size),
             tuple(self.layers.values()), self._params("params", slot), self._params("expert_params", slot),
             np.array([self._kept(kind, slot) for kind in self.layers]),
         )  # fmt: skip
+
+    def _weight(self, layer: Layer, slot: Slot) -> Floats:
+        """[experts, 1, 1, 4] of one layer: of the weight part, beside a forward without one."""
+        each = [[(0.0, 0.0, *self._block(name, slot, 0, e).weight) for name in layer] for e in range(len(slot.experts))]
+        return np.asarray(np.array(each).sum(axis=1).reshape(-1, 1, 1, 4))
 
     def _params(self, which: str, slot: Slot) -> Floats:
         """[kinds of layers, experts] on one device."""
@@ -167,7 +178,7 @@ class Memo:
                 behind = one.backward if layout.recompute == "full" else one.backward + one.repeat
                 rows.append((*_split(one.forward * factor), *_split(behind * factor)))
                 kept.append(_kept_bytes(work, layout))
-            self.blocks[alike] = _Block(work, np.array(rows), np.array(kept))
+            self.blocks[alike] = _Block(work, np.array(rows), _split(plain.weight * factor), np.array(kept))
         return self.blocks[alike]
 
     def works(self, slot: Slot, experts: int) -> dict[str, Work]:

@@ -21,12 +21,12 @@ from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.stages import sizes_of
 from hpsearch.space.around import Around, around, least_rate, links_s
-from hpsearch.space.bound import WHOLE, Pipes, even_s, least_s, without_memory_s
+from hpsearch.space.bound import WHOLE, Pipes, Stacked, even_s, least_s, without_memory_s
 from hpsearch.space.dealing import Lines
 from hpsearch.space.dealing import least_s as least_of_all
 from hpsearch.space.fits import fits_somehow
 from hpsearch.space.memo import Memo, Wholes
-from hpsearch.space.space import Inside, Row, Slot, Space, bits_of, names_of
+from hpsearch.space.space import Inside, Row, Slot, Space, apart, bits_of, names_of
 from hpsearch.space.tables import Inner, Table, inner, sharded, table
 
 Floats = NDArray[np.float64]
@@ -116,7 +116,7 @@ class Prices:
         both = wholes.both_s[which].reshape(-1, 1, 2)
         layers = wholes.layer_s[which].reshape(-1, 1) * (m * np.ceil(self.space.shape.layers / pp))
         bound = np.maximum(both.sum(axis=-1) * through, layers) + once
-        bound = np.where(self._fits(slot, wholes, which, rows), bound, np.inf)
+        bound = np.where(self._fits(slot, wholes, which, rows, best_s), bound, np.inf)
         some = np.flatnonzero((zero == 3) & (bound < best_s).any(axis=0))
         if len(some):
             links, overlap = self._links_s(slot, which, rows[some]), self._overlap
@@ -151,7 +151,7 @@ class Prices:
         params = float(np.dot(wholes.counts, wholes.dense[:, which] + wholes.expert[:, which]))
         return np.asarray(rate * traffic_bytes(base) * (params / pp) / shards / stream + self._once_s)
 
-    def _fits(self, slot: Slot, wholes: Wholes, which: int, rows: Ints) -> NDArray[np.bool_]:
+    def _fits(self, slot: Slot, wholes: Wholes, which: int, rows: Ints, best_s: float) -> NDArray[np.bool_]:
         """[insides or 1, rows]."""
         base, (ep, etp) = self.space.base, slot.experts[which]
         if base.lora:
@@ -163,7 +163,8 @@ class Prices:
         held = wholes.dense[:, which, None] * per_dense + wholes.expert[:, which, None] * per_expert
         kept = wholes.kept[:, which].reshape(len(held), -1, 1)
         counts = np.array(wholes.counts, dtype=np.float64)
-        return fits_somehow(rows, counts, held[:, None], kept, self._room_bytes)
+        way = wholes.way_s[which].reshape(-1, 1)
+        return fits_somehow(rows, counts, held[:, None], kept, self._room_bytes, way, best_s)
 
     @property
     def _room_bytes(self) -> float:
@@ -214,10 +215,8 @@ class Prices:
         """Pipeline seconds at least, and the cut that reaches them; of layouts of one pipeline and schedule."""
         pp, vpp = members[0][1][:2]
         pipe_s, cuts = np.zeros(len(members)), np.zeros((len(members), pp * vpp), dtype=np.int64)
-        for again in (0.0, 1.0):
-            some = np.flatnonzero(np.isfinite(pipe_s))
-            if again:
-                some = np.array([i for i in some.tolist() if members[i][1][4] == 3], dtype=np.int64)
+        for again, chosen in self._passes(members):
+            some = np.array([i for i in chosen if np.isfinite(pipe_s[i])], dtype=np.int64)
             if not len(some):
                 continue
             pipes = self._pipes([members[i] for i in some.tolist()], again)
@@ -232,15 +231,13 @@ class Prices:
 
     def dealt_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, list[tuple[int, ...]]]:
         """`second_bound` of 1F1B layouts with any numbers of stages."""
-        order = np.argsort([-row[0] for _, row in members], kind="stable")
         pipe_s = np.zeros(len(members))
         cuts: list[tuple[int, ...]] = [()] * len(members)
-        for again in (0.0, 1.0):
-            some = order[np.isfinite(pipe_s[order])]
-            if again:
-                some = np.array([i for i in some.tolist() if members[i][1][4] == 3], dtype=np.int64)
+        for again, chosen in self._passes(members):
+            some = np.array([i for i in chosen if np.isfinite(pipe_s[i])], dtype=np.int64)
             if not len(some):
                 continue
+            some = some[np.argsort([-members[i][1][0] for i in some.tolist()], kind="stable")]
             pipes = self._pipes([members[i] for i in some.tolist()], again)
             stages = np.array([members[i][1][0] for i in some.tolist()])
             found = least_of_all(Lines(
@@ -252,18 +249,27 @@ class Prices:
             pipe_s[some] = np.maximum(pipe_s[some], found.pipe_s)
         return pipe_s, cuts
 
-    def _pipes(self, members: list[tuple[int, Row]], again: float) -> Pipes:
-        tables = [self.table(number, row, again) for number, row in members]
+    def _passes(self, members: list[tuple[int, Row]]) -> list[tuple[float | None, list[int]]]:
+        """Recomputed shares of the tangents that bound layouts, and which: without gathers first, which is quick and
+        prunes most; unless code that is not fused keeps less under full sharding."""
+        sharded = [i for i, (_, row) in enumerate(members) if row[4] == 3]
+        every = list(range(len(members)))
+        first = every if self.space.base.fused else [i for i in every if members[i][1][4] != 3]
+        return [(None, first), (0.0, sharded), (1.0, sharded)]
+
+    def _pipes(self, members: list[tuple[int, Row]], again: float | None) -> Pipes:
+        tables = [self._plain(number) if again is None else self.table(number, row, again) for number, row in members]
         around = [self.around(number, row) for number, row in members]
         places = dict[int, int]()
         which = np.array([places.setdefault(id(one), len(places)) for one in tables], dtype=np.int64)
         distinct = {id(one): one for one in tables}
         hops = [one.hop_s + held.hop_bytes * one.hop_s_per_byte for one, held in zip(around, tables, strict=True)]
         pp, vpp, schedule = (members[0][1][i] for i in (0, 1, 6))
+        stacked = None if is_dealt(members[0][1]) else Stacked.of(tuple(distinct.values()))
         return Pipes(
             tuple(distinct.values()), which, pp, np.array([float(row[3]) for _, row in members]), np.array(hops),
             np.array([one.room_bytes for one in around]), np.array([one.per_dense for one in around]),
-            np.array([one.per_expert for one in around]), vpp, names_of(schedule)[0],
+            np.array([one.per_expert for one in around]), vpp, names_of(schedule)[0], stacked,
         )  # fmt: skip
 
 
@@ -275,6 +281,16 @@ def _goes_back(rows: Ints) -> NDArray[np.bool_]:
 def is_dealt(row: Row) -> bool:
     """Whether an outside is 1F1B, with any cut."""
     return row[1] == 1 and row[6] == bits_of(("1f1b",))
+
+
+def dealt(rows: Ints) -> Ints:
+    """Of some rows those that may be 1F1B with any cut, as such; all apart where there are none."""
+    bit = bits_of(("1f1b",))
+    some: Ints = rows[(rows[:, 1] == 1) & (rows[:, 6] & bit > 0)]
+    if not len(some):
+        return apart(rows)
+    some[:, 6] = bit
+    return some
 
 
 def _state_bytes(layout: ParallelLayout, zero: Floats, ranks: Floats, shard_ranks: Floats) -> Floats:
