@@ -207,6 +207,7 @@ class PipelineSearch:
             if attempt == 0:
                 proven_s = max(proven_s, solution.bound / self.fix.pp)
             if solution.choice is None:
+                self.least_bytes = min(self.least_bytes, (max(map(least_of, rows)), entry.label))
                 break
             filled = [fill(priced, solution.choice, rank) for rank in range(self.fix.pp)]
             worst = max(sum(one.values()) for one in filled)
@@ -226,9 +227,15 @@ class PipelineSearch:
     def why_not(self) -> InfeasibleError:
         limit, (least, label) = usable_bytes(self.cluster), self.least_bytes
         subject = f"{self.model.name} on {self.cluster.devices} x {self.cluster.device.name} with pp={self.fix.pp}"
-        found = f"the least found is {least / 1e9:.1f} GB ({label})" if label else "no layout satisfies the pins"
-        problem = f"expected a plan within {limit / 1e9:.1f} GB a device, but {found}"
+        unit, size = ("GB", 1e9) if limit >= 1e8 else ("MB", 1e6)
+        found = f"at least {least / size:.2f} {unit} are needed ({label})" if label else "no layout satisfies the pins"
+        problem = f"expected a plan within {limit / size:.2f} {unit} a device, but {found}"
         return InfeasibleError(subject, problem, "Use more devices, another pp, or a smaller micro-batch or sequence.")
+
+
+def least_of(row: Row) -> float:
+    """The least bytes a row can have, each node in the state that needs least."""
+    return sum(float(nbytes.min()) for nbytes in row.coefficients.values())
 
 
 def _ends(model: ModelGraph, cut: tuple[int, ...]) -> dict[str, int]:

@@ -1,0 +1,66 @@
+"""A found layout as pins for a plan: what `hpsearch search` chose and the emitted program has, the plan keeps; what no
+program has yet is refused by name; what a plan decides for itself, parameter by parameter, is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpsearch.errors import LegalityError
+from hpsearch.estimate import ParallelLayout
+from hpsearch.search.fix import KEYS
+
+UNSPLIT = {"cp": "the sequence is not cut", "ep": "experts are not divided", "etp": "experts are not divided"}
+"""Degrees that programs have no form for, and what they do instead."""
+
+
+@dataclass(frozen=True)
+class Pins:
+    fix: dict[str, str]
+    """As `--fix`."""
+    left: tuple[str, ...]
+    """What the plan decides for itself."""
+
+
+def pins_of_layout(layout: ParallelLayout, devices: int, global_batch: int) -> Pins:
+    """LegalityError: the layout has a dimension that no emitted program has, or is of other devices or rows."""
+    for name, asked in (("devices", devices), ("global_batch", global_batch)):
+        if (found := getattr(layout, name)) != asked:
+            raise LegalityError(
+                f"layout, {name} = {found}", f"expected the {asked} that a plan is asked for, but the layout has "
+                f"{'devices that stand idle' if found < asked else 'rows of no sequence'}",
+                f"Ask for --{name.replace('_', '-')} {found}, or pin dp when searching.",
+            )  # fmt: skip
+    for name, instead in UNSPLIT.items():
+        if (found := getattr(layout, name)) > 1:
+            raise LegalityError(
+                f"layout, {name} = {found}", f"expected {name} = 1 in a program, where {instead}",
+                f"Search with --fix {name}=1.",
+            )  # fmt: skip
+    if layout.offload_share or layout.precision not in ("bf16", "fp16"):
+        what = "offloaded activations" if layout.offload_share else f"precision {layout.precision}"
+        raise LegalityError("layout", f"expected what a program has, but found {what}", "Search without.")
+    fix = {"tp": layout.tp, **_data(layout), "micro_batches": layout.micro_batches}
+    told = {name: str(value) for name, value in fix.items() if value > 1 or name == "micro_batches"}
+    if layout.pp > 1:
+        told |= {"pp": str(layout.pp), "vpp": str(layout.vpp), "schedule": layout.schedule_kind}
+        told |= {"cut": "+".join(map(str, layout.cut))} if layout.cut else {}
+    left = [f"ZeRO-{layout.zero}: each parameter's own storage"]
+    if layout.tp > 1:
+        left.append("where activations are cut between matmuls")
+    if layout.recompute == "none":
+        told["recompute"] = "none"
+    elif layout.recomputed == layout.cut and layout.recompute_share == 1.0 and layout.recompute == "full":
+        told["recompute"] = "full"
+    else:
+        left.append(f"{layout.recompute} recompute of some layers: all or none of a kind of block")
+    assert set(told) <= set(KEYS)
+    return Pins(told, tuple(left))
+
+
+def _data(layout: ParallelLayout) -> dict[str, int]:
+    """Data axes: replicas whose states are whole, or pieces."""
+    if layout.zero == 0:
+        return {"dp_replicate": layout.dp}
+    shards = layout.shard_ranks or layout.dp
+    return {"dp_shard": shards, "dp_replicate": layout.dp // shards}
