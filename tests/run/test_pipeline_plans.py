@@ -183,7 +183,7 @@ def test_stages_lift_what_one_device_does_not_hold() -> None:
     """Each device holds its own stages' states: less memory is enough than for the same rows without a pipeline."""
     graph, least = captured().graph, {}
     for pp, fix in ((1, {"dp_replicate": 2, "micro_batches": 6}), (2, {"pp": 2, "micro_batches": 12})):
-        for memory in range(800_000, 3_000_000, 200_000):
+        for memory in range(1_200_000, 4_500_000, 300_000):
             pinned: dict[str, object] = {**fix, "recompute": "none"}
             try:
                 plan = search(graph, toy_cluster(devices=2, memory_bytes=memory), global_batch=ROWS, fix=pinned)
