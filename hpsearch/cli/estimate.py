@@ -115,7 +115,7 @@ def _time_table(found: Estimate) -> Table:
 
 def _rates(shape: ModelShape, layout: ParallelLayout, machine: Cluster, found: Estimate) -> str:
     rate, share = utilisation(shape, layout, machine, found.step_s)
-    tokens = layout.global_batch * layout.seq_len / found.step_s / layout.devices
+    tokens = layout.rows * layout.seq_len / found.step_s / layout.devices
     return (
         f"{tokens:,.0f} tokens/s and {rate / 1e12:,.0f} model TFLOP/s a device, {share:.1%} of the dense bf16 peak "
         "(causal half of attention, logits counted, nothing for recomputation)."

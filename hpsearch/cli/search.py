@@ -20,7 +20,7 @@ from hpsearch.cli.machine import load_machine
 from hpsearch.cli.model import load_graph
 from hpsearch.cli.options import ClusterName, Devices, GlobalBatch, Model, SeqLen
 from hpsearch.cli.screen import progress_bar, show
-from hpsearch.errors import PlanError
+from hpsearch.errors import PlanError, counted
 from hpsearch.estimate import ParallelLayout, memory, shape_of_graph
 from hpsearch.estimate.parallel import AS_RUN
 from hpsearch.estimate.pins import PRECISIONS
@@ -123,7 +123,8 @@ def in_words(layout: ParallelLayout) -> str:
     if layout.cp > 1:
         said.append(layout.cp_kind)
     said.append(f"ZeRO-{layout.zero}" + (f" over {layout.shard_ranks}" if layout.shard_ranks else ""))
-    said.append(f"{layout.micro_batches}x{layout.micro_batch} rows")
+    counts = "/".join(str(count) for _, count in layout.uneven) or str(layout.micro_batches)
+    said.append(f"{counts}x{layout.micro_batch} rows")
     if layout.recomputed:
         said.append(f"{sum(layout.recomputed)} of {sum(layout.cut)} layers recomputed")
     elif layout.recompute == "selective":
@@ -134,9 +135,13 @@ def in_words(layout: ParallelLayout) -> str:
 def _headline(space: Space, found: Found) -> str:
     layout = found.best.layout
     idle = space.devices - layout.devices
-    rows = layout.global_batch - space.global_batch
+    rows = layout.rows - space.global_batch
     notes = [f"{idle} of {space.devices} devices stand idle"] if idle else []
     notes += [f"{rows} rows of the last micro-batches are empty"] if rows else []
+    if layout.uneven:
+        counts = zip(space.cluster.groups, layout.uneven, strict=True)
+        each = ", ".join(f"{counted(n, 'micro-batch')} on {group.name}" for group, (_, n) in counts)
+        notes.append(f"a data rank has {each}")
     chosen = found.chosen
     if chosen is not found.best:
         slower = chosen.step_s / found.best.step_s - 1

@@ -230,13 +230,9 @@ def assembled(
     ranks = ranks or by_rank(layout, cluster, works, stands_of(cluster, layout)) or (alike,) * layout.pp
     rank_of = {i: rank for rank in range(layout.pp) for i in layout.chunks_of(rank)}
     for i, chunk in enumerate(cut):
-        seconds = ranks[rank_of[i]]
-        total = seconds["embedding"] * (1.0 if chunk.embedding else 0.0) + seconds["head"] * float(chunk.heads)
-        for name, count in chunk.blocks.items():
-            total = total + seconds[name] * count
-        if chunk.again is not None:
-            repeat = sum((seconds[name].repeat * count for name, count in chunk.again.items()), np.zeros(len(KINDS)))
-            total = replace(total, repeat=repeat)
+        total = _through(chunk, ranks[rank_of[i]])
+        if layout.uneven:
+            total = _last(layout, cluster, chunk, works)
         gather = reduce = 0.0
         if layout.fsdp:
             gather, reduce = fsdp_s(shape, layout, cluster, chunk, works)
@@ -249,6 +245,33 @@ def assembled(
     copies = offloaded_s(shape, layout, cluster, cut, works)
     overlap = cluster.device.overlap_efficiency
     return Priced(shape, layout, overlap, tuple(found), reduce_s, gather_s, optimizer_s, hop_s, copies)
+
+
+def _through(chunk: Chunk, seconds: dict[str, Seconds]) -> Seconds:
+    """One micro-batch through a chunk."""
+    total = seconds["embedding"] * (1.0 if chunk.embedding else 0.0) + seconds["head"] * float(chunk.heads)
+    for name, count in chunk.blocks.items():
+        total = total + seconds[name] * count
+    if chunk.again is not None:
+        repeat = sum((seconds[name].repeat * count for name, count in chunk.again.items()), np.zeros(len(KINDS)))
+        total = replace(total, repeat=repeat)
+    return total
+
+
+def _last(layout: ParallelLayout, cluster: Cluster, chunk: Chunk, works: dict[str, Work]) -> Seconds:
+    """Of data ranks with different numbers of micro-batches those that are done last: their share of as many as the
+    most have, since all micro-batches of a step are counted so."""
+    groups = by_rank(layout, cluster, works, tuple((group.name,) for group in cluster.groups))
+    counts = [count / layout.micro_batches for _, count in layout.uneven]
+    each = [_through(chunk, seconds) * share for seconds, share in zip(groups, counts, strict=True)]
+    return max(each, key=lambda one: one_s(one, cluster, layout))
+
+
+def one_s(total: Seconds, cluster: Cluster, layout: ParallelLayout) -> float:
+    """Forward and backward, by the cluster's efficiencies."""
+    factor = scales(efficiency_of(cluster.device.name, cluster.efficiency), layout.low_precision)
+    both = np.array([total.forward, total.backward + total.repeat]) * factor
+    return float(_longer(both).sum())
 
 
 def offloaded_s(

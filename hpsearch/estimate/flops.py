@@ -30,5 +30,5 @@ def token_flops(shape: ModelShape, seq_len: int) -> float:
 
 def utilisation(shape: ModelShape, layout: ParallelLayout, cluster: Cluster, step_s: float) -> tuple[float, float]:
     """(model FLOP/s of one device, share of its dense 16-bit peak)."""
-    rate = token_flops(shape, layout.seq_len) * layout.global_batch * layout.seq_len / step_s / layout.devices
+    rate = token_flops(shape, layout.seq_len) * layout.rows * layout.seq_len / step_s / layout.devices
     return rate, rate / cluster.device.peak_flops_per_s(cluster.device.sixteen)

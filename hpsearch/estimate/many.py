@@ -24,7 +24,7 @@ from hpsearch.estimate.shape import ModelShape
 Floats = NDArray[np.float64]
 AROUND = ("devices", "global_batch", "pp", "vpp", "schedule", "zero", "shard_ranks", "overlap_grad_reduce",
           "overlap_param_gather", "offload_share", "trained_parts", "prefetch", "cut", "recomputed",
-          "stage_groups")  # fmt: skip
+          "stage_groups", "uneven")  # fmt: skip
 """Fields of a layout that its blocks do not depend on."""
 INSIDE = tuple(i for i, field in enumerate(fields(ParallelLayout)) if field.name not in AROUND)
 

@@ -57,6 +57,9 @@ class ParallelLayout:
     stage_groups: tuple[str, ...] = ()
     """Where a cluster has groups of unlike nodes: of each pipeline rank the group it stands on, several joined by +;
     (): ranks fill the groups in the cluster's order."""
+    uneven: tuple[tuple[int, int], ...] = ()
+    """(data ranks, micro-batches of each) of the groups in the cluster's order, where they differ; the most of them are
+    those of `global_batch`, which then counts rows that nobody has."""
     precision: str = "bf16"
     """bf16, fp16, fp8, mxfp8 or nvfp4: of the matmuls of linear layers. Everything else is 16 bit."""
     optimizer: str = "adamw"
@@ -122,6 +125,8 @@ class ParallelLayout:
             )  # fmt: skip
         if self.schedule:
             self._check_schedule()
+        if self.uneven:
+            self._check_uneven()
         if self.recompute not in RECOMPUTE:
             raise LegalityError("layout", f"expected recompute in {RECOMPUTE}, but got {self.recompute!r}", "")
         for name in ("cut", "recomputed"):
@@ -136,6 +141,21 @@ class ParallelLayout:
                 "layout, recomputed", f"expected recompute = full with a share of 1.0 beside it, but found {how}",
                 "Legal: recomputed with full recompute, or a share without it.",
             )  # fmt: skip
+
+    def _check_uneven(self) -> None:
+        ranks, most = sum(one for one, _ in self.uneven), max(count for _, count in self.uneven)
+        if ranks != self.dp or most != self.micro_batches or self.pp > 1 or self.zero > 1:
+            raise LegalityError(
+                "layout, uneven", f"expected {self.dp} data ranks with at most {self.micro_batches} micro-batches, pp "
+                f"= 1 and ZeRO-0 or 1, but found {ranks} with {most}, pp = {self.pp} and ZeRO-{self.zero}",
+                "Give all as many.",
+            )  # fmt: skip
+
+    @property
+    def rows(self) -> int:
+        """Sequences of a step, rows of micro-batches that nobody has not counted."""
+        counted = sum(ranks * count for ranks, count in self.uneven) * self.micro_batch
+        return counted if self.uneven else self.global_batch
 
     def _check_schedule(self) -> None:
         """1f1b and interleaved as frameworks run them, whatever the micro-batches; all others as `make_schedule`."""

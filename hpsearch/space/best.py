@@ -324,5 +324,5 @@ def simplest(tried: tuple[Choice, ...]) -> Choice:
 def _complexity(layout: ParallelLayout) -> tuple[int, ...]:
     """Fewer mesh axes, then no virtual stages, whole backwards, equal stages, no recompute, a lower ZeRO level."""
     axes = sum(size > 1 for size in (layout.tp, layout.cp, layout.pp, layout.dp, layout.ep))
-    uneven = len(set(layout.cut)) > 1
+    uneven = len(set(layout.cut)) > 1 or bool(layout.uneven)
     return axes, layout.vpp, int(layout.is_split), int(uneven), int(layout.recompute != "none"), layout.zero

@@ -15,10 +15,11 @@ from math import comb
 
 from hpsearch.cluster.efficiency import Efficiency
 from hpsearch.estimate import ParallelLayout
-from hpsearch.estimate.estimate import by_rank
+from hpsearch.estimate.estimate import by_rank, price
 from hpsearch.estimate.memory import stage_memory
 from hpsearch.estimate.stages import chunks, sizes_of, with_again
 from hpsearch.estimate.stands import in_words, rooms_of
+from hpsearch.estimate.uneven import ranks_of, shares, with_shares
 from hpsearch.space.exact import Choice, fits, fitted, simulated
 from hpsearch.space.space import Space
 from hpsearch.space.tables import Inner
@@ -54,7 +55,9 @@ class Cutting:
                 least_s = min(least_s, way.bound_s)
                 break
             made, proven_s = self._on(way)._solved(best_s)
-            least_s = min(least_s, way.bound_s if proven_s is None else max(proven_s, way.bound_s))
+            if proven_s is None or ranks_of(self.space.cluster, self.layout):
+                proven_s = way.bound_s
+            least_s = min(least_s, max(proven_s, way.bound_s))
             if made is not None and (found is None or made.step_s < found.step_s):
                 found, best_s = made, min(best_s, made.step_s)
         return found, least_s
@@ -87,7 +90,7 @@ class Cutting:
     def _best(self, cuts: list[Cut], can_prove: bool) -> tuple[Choice | None, float | None]:
         found, least_s = None, float("inf")
         for cut in cuts:
-            for made in self._fitted(cut):
+            for made in self._shared(cut):
                 step_s, floor_s = simulated(self.space.shape, made, self.space.cluster, self.priced, self.rates)
                 least_s = min(least_s, floor_s)
                 if found is None or step_s < found.step_s:
@@ -95,6 +98,21 @@ class Cutting:
         is_least = self.priced.layout.recompute == "selective" or not self.layout.offload_share
         is_proven = can_prove and (is_least or self.layout.pp == 1)
         return found, least_s if is_proven else None
+
+    def _shared(self, cut: Cut) -> Iterator[ParallelLayout]:
+        """As fitted; and with fewer micro-batches for the data ranks of slow groups, where that may be."""
+        for made in self._fitted(cut):
+            yield made
+            ranks, cluster = ranks_of(self.space.cluster, made), self.space.cluster
+            if ranks:
+                alone = [cluster.among((group.name,)) for group in cluster.groups]
+                plain = replace(made, stage_groups=())
+                seconds = [
+                    sum(float(one.sum()) for one in price(self.space.shape, plain, one).chunk_seconds(self.rates))
+                    for one in alone
+                ]
+                counts = shares(seconds, ranks, -(-self.space.global_batch // made.micro_batch))
+                yield with_shares(made, ranks, counts)
 
     def _fitted(self, cut: Cut) -> Iterator[ParallelLayout]:
         """With the least recompute that fits; where activations are offloaded, with more and more too."""

@@ -36,7 +36,8 @@ IN_WORDS = (
 ON_GROUPS = (
     "; on groups of unlike nodes, stages in any sequence if there are at most 24, else a group's stages together and "
     "groups in any order (of more than 4: as in the file, and backwards); a stage over several groups waits for the "
-    "slowest; data ranks have equal shares of the batch"
+    "slowest; data ranks have equal shares of the batch, or without pipeline, ZeRO-2 and 3 and offload as many "
+    "micro-batches as are over first"
 )
 """And where nodes differ."""
 ROWS = (1, 2, 4, 8, 16, 32)

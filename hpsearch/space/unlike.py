@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hpsearch.estimate.stages import sizes_of
 from hpsearch.estimate.stands import Stand, arrangements
+from hpsearch.estimate.uneven import ranks_of, shares
 from hpsearch.space.bound import PRECISION
 from hpsearch.space.prices import Prices
 from hpsearch.space.space import Row, names_of
@@ -59,6 +60,8 @@ class _Stage:
     room: Floats
     share: Floats
     """Of the seconds of a micro-batch, the forward is at most this."""
+    inputs: Floats
+    """And the input part of the backward."""
 
     def seconds(self, start: Ints, end: Ints) -> Floats:
         """Of a micro-batch, at least; inf where it does not fit."""
@@ -92,11 +95,25 @@ class Unlike:
         else:
             stages = [self._stage(number, row, [way[s] for way in ways], s, schedule) for s in range(pp)]
             pipe_s, cuts = _least(_Line(stages, base, float(m), hop_s, schedule), limit)
+            if ranks := ranks_of(space.cluster, space.layout(inside, row)):
+                pipe_s, cuts = self._shared(number, row, stages[0], ranks), np.array([[base.layers]])
         found = [
             Placed(seconds + around.once_s, way, tuple(cut))
             for seconds, way, cut in zip(pipe_s.tolist(), ways, cuts.tolist(), strict=True) if seconds < limit[0]
         ]  # fmt: skip
         return sorted(found, key=lambda one: (one.bound_s, one.stands))
+
+    def _shared(self, number: int, row: Row, stage: _Stage, ranks: tuple[int, ...]) -> Floats:
+        """Of data ranks that may have unequal shares of the batch: with the best of them, by the least seconds."""
+        inside, layers = self.prices.insides[number], np.array([stage.packed.shape[1] - 1])
+        again = stage.seconds(0 * layers, layers) - stage.packed[:, -1, 0] - stage.more_s
+        tables = [self._table(number, row, (group.name,)) for group in self.prices.space.cluster.groups]
+        freed = np.divide(again, stage.rho, out=np.zeros_like(again), where=stage.rho > 0)
+        if not np.isfinite(again[0]):
+            return again
+        seconds = [one.total_s + one.again_s_per_byte * float(freed[0]) for one in tables]
+        counts = shares(seconds, ranks, -(-self.prices.space.global_batch // inside.micro_batch))
+        return np.array([max(a * b for a, b in zip(seconds, counts, strict=True))]) * (1 - 1e-9)
 
     def _world(self, stand: Stand) -> Prices:
         if stand not in self.worlds:
@@ -114,12 +131,15 @@ class Unlike:
         layout = self.prices.space.layout(self.prices.insides[number], row)
         sizes = list(self.prices.space.cut) or sizes_of(self.prices.space.shape, pp * vpp)
         ends = np.concatenate([[0], np.cumsum(sizes)])
+        base = self.prices.table(number, row)
+        before = base.forward_s if layout.is_split else base.base_s
+        first = base.first_forward_s if layout.is_split else base.first_s
         found = []
         for way in ways:
             tables = [self._table(number, row, stand) for stand in way]
             chunks = np.diff(np.array([one.base_s[ends] for one in tables]), axis=1)
-            ranks = [float(chunks[r, list(layout.chunks_of(r))].sum()) for r in range(pp)]
-            found.append(m * max(ranks))
+            ranks = [m * float(chunks[r, list(layout.chunks_of(r))].sum()) for r in range(pp)]
+            found.append(max(all_s + float(before[ends[r]]) + (first if r else 0.0) for r, all_s in enumerate(ranks)))
         return np.array(found), np.tile(np.array(sizes, dtype=np.int64), (len(ways), 1))
 
     def _stage(self, number: int, row: Row, stands: list[Stand], stage: int, schedule: str) -> _Stage:
@@ -148,14 +168,9 @@ class Unlike:
             np.array([packed[stand] for stand in stands]), column("again_s_per_byte"),
             (column("first_s") if first else none) + (column("last_s") if last else none), dense, moment, alive,
             np.array([(around[s].per_dense, around[s].per_expert) for s in stands]),
-            np.array([around[s].room_bytes for s in stands]), np.array([_forward_share(tables[s]) for s in stands]),
+            np.array([around[s].room_bytes for s in stands]), np.array([tables[s].shares[0] for s in stands]),
+            np.array([tables[s].shares[1] for s in stands]),
         )  # fmt: skip
-
-
-def _forward_share(table: Table) -> float:
-    ends = ((table.first_forward_s, table.first_s), (table.last_forward_s, table.last_s))
-    layers = float((np.diff(table.forward_s) / np.diff(table.base_s)).max())
-    return max(layers, *(part / whole for part, whole in ends if whole), 0.0) * (1 + 1e-12)
 
 
 @dataclass(frozen=True)
@@ -172,9 +187,10 @@ class _Line:
     def budget(self, s: int, at: Ints, limit: Floats) -> Floats:
         """Seconds that stage s, which starts at layer `at`, may take for a micro-batch."""
         m, hop_s, base, p = self.micro_batches, self.hop_s, self.base, len(self.stages)
+        behind = p - 1 - s
         if self.schedule not in ("1f1b", "gpipe"):
-            return np.asarray(limit / m * (1 + 1e-9))
-        before, behind = base.base_s[at] + (base.first_s if s else 0.0), p - 1 - s
+            return self._split(s, at, limit)
+        before = base.base_s[at] + (base.first_s if s else 0.0)
         found = (limit - before - 2 * s * hop_s) / m
         if self.schedule == "1f1b":
             times = m - 1 - min(behind, m - 1) * self.stages[s].share
@@ -183,6 +199,24 @@ class _Line:
             if (fewer := m - behind - 2) > 0:
                 third = limit - 2 * (s + 2 * behind) * hop_s - 2 * base.total_s + before
                 found = np.minimum(found, third / fewer)
+        return np.asarray(found * (1 + 1e-9))
+
+    def _split(self, s: int, at: Ints, limit: Floats) -> Floats:
+        """Where backwards are split, weight parts may come last: the first micro-batch's way to s, and all work of s.
+        As ZB-H1 has no more forwards before its first backward than 1F1B: the way down and back to s, and what s has
+        not done by then."""
+        m, base, p = self.micro_batches, self.base, len(self.stages)
+        forward = base.forward_s[at] + (base.first_forward_s if s else 0.0)
+        found = (limit - forward - s * self.hop_s) / m
+        if self.schedule == "zb-h1":
+            inputs = base.base_s - base.forward_s - base.weight_s
+            last = base.last_s - base.last_forward_s - base.last_weight_s
+            down = base.forward_s[-1] + base.first_forward_s + base.last_forward_s
+            back = inputs[-1] + last - inputs[at]
+            own = np.maximum(self.stages[s].inputs, base.shares[1])
+            times = m - min(m, p - s) * self.stages[s].share - own
+            left = limit - down - back - (2 * (p - 1) - s) * self.hop_s
+            found = np.minimum(found, np.where(times > 0, left / np.maximum(times, 1e-9), np.inf))
         return np.asarray(found * (1 + 1e-9))
 
 

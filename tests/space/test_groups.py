@@ -5,10 +5,11 @@ C9's examples: two nodes of 80 GB beside two of 40 GB, and a node that computes 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from hpsearch.estimate.price import Seconds
 from hpsearch.estimate.shape import transformer
 from hpsearch.estimate.stages import chunks as chunks_of
 from hpsearch.estimate.stands import in_words
+from hpsearch.estimate.uneven import shares
 from hpsearch.estimate.work import Work
 from hpsearch.schedule import make_schedule, schedule_s
 from hpsearch.space import Space, best
@@ -135,7 +137,32 @@ def every(name: str) -> tuple[Placed, ...]:
             took = step_s(made, efficiency_of(cluster.device.name))
             needed = tuple(zip(each, peaks, strict=True))
             found.append(Placed(replace(layout, stage_groups=told), took, needed))
+            found += [Placed(one, seconds, needed) for one, seconds in unevenly(shape, found[-1].layout, cluster, made)]
     return tuple(found)
+
+
+def unevenly(
+    shape: ModelShape, layout: ParallelLayout, cluster: Cluster, made: Priced
+) -> Iterator[tuple[ParallelLayout, float]]:
+    """Every number of micro-batches for the data ranks of each group, where one stage spans all of them and they meet
+    once a step: the step is over when the last of them is."""
+    each = layout.tp * layout.cp
+    is_apart = any(group.devices % max(each, layout.ep * layout.etp) for group in cluster.groups)
+    if layout.pp > 1 or layout.zero > 1 or is_apart:
+        return
+    ranks, rates = [group.devices // each for group in cluster.groups], efficiency_of(cluster.device.name)
+    plain = replace(layout, stage_groups=())
+    alone = [price(shape, plain, cluster.among((group.name,))).chunk_seconds(rates) for group in cluster.groups]
+    for counts in product(range(1, 2 * layout.micro_batches + 1), repeat=len(ranks)):
+        most, rows = max(counts), sum(a * b for a, b in zip(ranks, counts, strict=True)) * layout.micro_batch
+        if len(set(counts)) == 1 or not layout.global_batch <= rows < layout.global_batch + sum(ranks):
+            continue
+        last = max(range(len(ranks)), key=lambda i: counts[i] * float((alone[i][0] + alone[i][1]).sum()))
+        forward, backward = (part * (counts[last] / most) for part in alone[last])
+        uneven = replace(
+            layout, global_batch=most * layout.dp * layout.micro_batch, uneven=tuple(zip(ranks, counts, strict=True))
+        )
+        yield uneven, made.around(most * float((forward + backward).sum()), forward, backward, rates)[0]
 
 
 def on_groups(
@@ -203,6 +230,39 @@ def test_nothing_is_better_than_the_certificate_says(name: str, room: float) -> 
     known = {one.layout: one.step_s for one in fitting}
     for choice in found.tried:
         assert choice.step_s == pytest.approx(known[choice.layout], rel=1e-9)
+
+
+def test_a_slow_node_takes_fewer_micro_batches(tmp_path: Path) -> None:
+    """Three of four devices as fast, one at 0.7, compute-bound: about 13, 13, 13 and 9 of 48; with all alike none."""
+    cluster = nodes("h100-sxm-roce400", 1, (Group("full", 3), Group("slow", 1, compute=0.7)))
+    pins: Pins = {"pp": (1,), "tp": (1,), "cp": (1,), "micro_batch": (1,), "zero": (1,), "recompute": ("full",)}
+    space = Space(DEEP, cluster, replace(BASE, global_batch=48), pins)
+    found = best(space)
+    layout = found.best.layout
+    save(layout_file(space, found), tmp_path / "layout.json")
+    assert load(tmp_path / "layout.json").read() == layout
+    assert layout.uneven in (((3, 13), (1, 9)), ((3, 13), (1, 10)))
+    assert 48 <= layout.rows < 48 + 4
+    alike = replace(cluster, groups=(Group("one", 3), Group("other", 1)))
+    assert best(replace(space, cluster=alike)).best.layout.uneven == ()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_shares_are_the_best_there_are(seed: int) -> None:
+    draw = random.Random(seed)
+    count = draw.choice([1, 2, 3])
+    seconds = [draw.choice([1.0, 1.3, draw.uniform(0.5, 4.0)]) for _ in range(count)]
+    ranks, wanted = [draw.randint(1, 4) for _ in range(count)], draw.randint(1, 20)
+    found = shares(seconds, ranks, wanted)
+    held = sum(a * b for a, b in zip(found, ranks, strict=True))
+    every_way = (
+        max(a * b for a, b in zip(one, seconds, strict=True))
+        for one in product(range(1, 21), repeat=count)
+        if sum(a * b for a, b in zip(one, ranks, strict=True)) >= wanted
+    )
+    assert held >= wanted
+    assert min(found) >= 1
+    assert max(a * b for a, b in zip(found, seconds, strict=True)) == pytest.approx(min(every_way))
 
 
 def test_the_file_says_where_stages_stand(tmp_path: Path) -> None:
