@@ -22,8 +22,9 @@ DEEP = ModelShape("deep", 2048, 16, 4, 128, 32000, transformer(4, 0, 0), ffn=819
 EXPERTS = ModelShape(
     "experts", 2048, 16, 4, 128, 32000, transformer(3, 1, 8), ffn=8192, experts=8, top_k=2, moe_ffn=4096
 )
-PINS: Pins = {"cp": (1,), "micro_batch": (1, 2), "recompute": ("full",), "vpp": (1,), "zero": (0, 1, 3)}
-COUNTS = (1, 2, 3, 4, 6, 8)
+PINS: Pins = {"cp": (1,), "micro_batch": (1, 2), "recompute": ("full",), "vpp": (1,), "zero": (0, 1, 3),
+              "schedule": ("1f1b",)}  # fmt: skip
+COUNTS = (1, 2, 4, 6, 8)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class Case:
         return {count: self.cluster(count) for count in COUNTS}
 
 
-FEW = (("cp", (1,)), ("micro_batch", (1, 2)), ("recompute", ("full",)), ("vpp", (1,)), ("zero", (1, 3)), ("etp", (1,)))
+FEW = (
+    ("schedule", ("1f1b",)), ("cp", (1,)), ("micro_batch", (1, 2)), ("recompute", ("full",)), ("vpp", (1,)),
+    ("zero", (1, 3)), ("etp", (1,)),
+)  # fmt: skip
 CASES = {
     "dense": Case(DEEP, 42 * 10**8),
     "experts": Case(EXPERTS, 6 * 10**9, FEW),

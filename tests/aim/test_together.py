@@ -29,7 +29,7 @@ DECODER = ModelShape("decoder", 2048, 16, 4, 128, 32000, transformer(4, 0, 0), f
 ENCODER = ModelShape("encoder", 1024, 16, 16, 64, 0, transformer(4, 0, 0), ffn=4096, gated=False, causal=False)
 PINS = {
     "cp": (1,), "micro_batch": (1, 3), "recompute": ("full",), "vpp": (1,), "zero": (0, 1, 3), "sp": (False,),
-    "tp": (1, 2), "pp": (1, 2), "shard_ranks": (0,),
+    "tp": (1, 2), "pp": (1, 2), "shard_ranks": (0,), "schedule": ("1f1b",),
 }  # fmt: skip
 SIZES = (1, 2, 3, 4)
 FORWARD_PINS = {**PINS, "zero": (0, 3)}
@@ -188,7 +188,10 @@ def enumerated(name: str, room: int, sizes: tuple[int, ...] = SIZES) -> float:
     return found
 
 
-CASES = [*((name, 40 * 10**9) for name in JOBS), ("encoder, decoder", 6 * 10**9), ("long rows", 6 * 10**9)]
+CASES = [
+    *((name, 40 * 10**9) for name in JOBS), ("long rows", 6 * 10**9),
+    pytest.param("encoder, decoder", 6 * 10**9, marks=pytest.mark.exhaustive),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "room"), CASES)
