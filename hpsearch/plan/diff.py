@@ -24,6 +24,7 @@ def diff(plan: Plan, other: Plan) -> Group:
     parts: list[RenderableType] = []
     sections = (
         ("Model, cluster and job", head_rows(plan, other)),
+        ("Pipeline", _keyed(pipeline_fields(plan), pipeline_fields(other))),
         ("Parameters", parameter_rows(plan, other)),
         ("Operations", placement_rows(plan, other)),
         ("Collectives of one step on one rank", collective_rows(plan, other)),
@@ -42,14 +43,25 @@ def diff(plan: Plan, other: Plan) -> Group:
 
 
 def head_rows(plan: Plan, other: Plan) -> Iterator[Row]:
-    if plan.mesh != other.mesh:
-        yield "mesh", str(plan.mesh), str(other.mesh)
+    if plan.layout_text != other.layout_text or plan.mesh != other.mesh:
+        yield "mesh", plan.layout_text, other.layout_text
     for name in ("model", "cluster", "job"):
         yield from _fields(name, getattr(plan.file, name), getattr(other.file, name))
     yield from _keyed(
         {f"input {i.name}": f"{list(i.shape)} {i.layout}" for i in plan.file.inputs},
         {f"input {i.name}": f"{list(i.shape)} {i.layout}" for i in other.file.inputs},
     )
+
+
+def pipeline_fields(plan: Plan) -> dict[str, str]:
+    """Kind, actions and stages; nothing without a pipeline."""
+    entry = plan.file.pipeline
+    if entry is None:
+        return {}
+    found = {"schedule": entry.kind}
+    found |= {f"actions of rank {rank}": text for rank, text in enumerate(entry.actions)}
+    found |= {f"blocks of stage {n}": f"{len(s.blocks)}: {', '.join(s.blocks)}" for n, s in enumerate(entry.stages)}
+    return found
 
 
 def parameter_rows(plan: Plan, other: Plan) -> Iterator[Row]:

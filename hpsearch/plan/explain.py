@@ -21,6 +21,7 @@ from hpsearch.plan.names import (
 )
 from hpsearch.plan.plan import Plan
 from hpsearch.plan.schema import CollectiveEntry, ParamEntry
+from hpsearch.plan.stage_words import pipeline_words, stage_table
 
 SHOWN = 12
 """Refused candidates that are printed; the plan file lists more."""
@@ -31,9 +32,13 @@ def explain(plan: Plan) -> Group:
     parts: list[RenderableType] = [Text(headline(plan)), Text(in_words(plan)), mesh_table(plan)]
     if plan.is_edited:
         parts.append(Text("Edited by hand: predictions and certificate are of the original."))
-    parts += [time_table(plan), memory_table(plan), parameter_table(plan)]
+    parts += [time_table(plan), memory_table(plan)]
+    if plan.file.pipeline is not None:
+        parts.append(stage_table(plan.file.pipeline))
+    parts.append(parameter_table(plan))
     if plan.file.collectives:
-        parts.append(collective_table(plan.file.collectives))
+        whose = "all stages together, on one rank of each" if plan.file.pipeline else "one rank"
+        parts.append(collective_table(plan.file.collectives, whose=whose))
     parts += certificate(plan)
     return Group(*parts)
 
@@ -42,7 +47,7 @@ def headline(plan: Plan) -> str:
     file = plan.file
     return (
         f"{file.model.name} ({units.count(file.model.parameters)} parameters) on {file.cluster.devices} devices of "
-        f"{file.cluster.name} ({file.cluster.device}): {plan.mesh}."
+        f"{file.cluster.name} ({file.cluster.device}): {plan.layout_text}."
     )
 
 
@@ -61,6 +66,8 @@ def in_words(plan: Plan) -> str:
     )
     full = [block for block, choice in job.recompute.items() if choice == "full"]
     words += f"Activations are recomputed in backward in {', '.join(full)}. " if full else "No recomputation. "
+    if plan.file.pipeline is not None:
+        words += f"{pipeline_words(plan.file.pipeline)} "
     if job.fix:
         words += "Pinned: " + ", ".join(f"{key}={value}" for key, value in job.fix.items()) + ". "
     return words.strip()
@@ -82,10 +89,13 @@ def _percent(part: float) -> str:
 
 def mesh_table(plan: Plan) -> Table:
     table = tables.table("Mesh", "axis", "degree", "stride in ranks", "tier", "meaning")
+    if (pipeline := plan.file.pipeline) is not None:
+        meaning = "pipeline, each rank of it a mesh of the other axes"
+        table.add_row("pp", str(pipeline.ranks), str(plan.mesh.num_ranks), pipeline.tier, meaning)
     for axis in plan.mesh.axes:
         meaning = AXIS_WORDS[axis.name]
         table.add_row(axis.name, str(axis.size), str(axis.stride), axis.tier, meaning)
-    if not plan.mesh.axes:
+    if not plan.mesh.axes and plan.file.pipeline is None:
         table.add_row("-", "1", "-", "-", "one device")
     return table
 
@@ -94,7 +104,8 @@ def time_table(plan: Plan) -> Table:
     predicted = plan.file.predicted
     hidden = predicted.communication_s - predicted.exposed_s
     table = tables.table("Predicted step", "part", "time", "share")
-    rows = [("compute", predicted.compute_s), ("exposed communication", predicted.exposed_s)]
+    lost = "exposed communication" if plan.file.pipeline is None else "bubble, hops, exposed communication"
+    rows = [("compute", predicted.compute_s), (lost, predicted.exposed_s)]
     for name, value in rows:
         table.add_row(name, units.seconds(value), units.share(value, predicted.step_s))
     table.add_row("step", units.seconds(predicted.step_s), "", style="bold")
@@ -128,9 +139,9 @@ def parameter_table(plan: Plan) -> Table:
     return table
 
 
-def collective_table(entries: tuple[CollectiveEntry, ...], detail: bool = False) -> Table:
+def collective_table(entries: tuple[CollectiveEntry, ...], detail: bool = False, whose: str = "one rank") -> Table:
     """Collectives of one step on one rank; with `detail` one row each, else summed by kind, axis and phase."""
-    title = "Collectives of one step on one rank (seconds before overlap)"
+    title = f"Collectives of one step on {whose} (seconds before overlap)"
     table = tables.table(title, "phase", "collective", "over", "calls", "bytes", "time")
     if detail:
         table.add_column("of")

@@ -16,8 +16,9 @@ import pytest
 from hpsearch.capture import capture
 from hpsearch.graph import ModelGraph
 from hpsearch.plan import Plan
+from hpsearch.schedule import KINDS
 from hpsearch.search import search
-from tests.end_to_end.models import ROWS, build
+from tests.end_to_end.models import DEEP, ROWS, build
 from tests.end_to_end.parity import DTYPES, cast, double_throughout, reference
 from tests.end_to_end.pipelined import checkpoints, compare
 from tests.end_to_end.ranks import RankPool
@@ -102,6 +103,48 @@ def test_parity(
 ) -> None:
     family, devices, fixes = PAIRWISE[name]
     check(ranks, family, [plan(family, devices, fix) for fix in fixes], references, table, tmp_path_factory)
+
+
+UNEVEN = {2: "1+4", 4: "1+2+1+1"}
+INSIDE: dict[str, tuple[int, dict[str, object]]] = {
+    "pp=2": (2, {"pp": 2}),
+    "pp=4": (4, {"pp": 4}),
+    "pp=2 x dp_shard=2": (4, {"pp": 2, "dp_shard": 2}),
+    "pp=2 x tp=2": (4, {"pp": 2, "tp": 2}),
+}
+
+
+def matrix(family: str, inside: str) -> list[dict[str, object]]:
+    """Every kind of schedule, with an equal and with an uneven cut."""
+    found: list[dict[str, object]] = []
+    blocks = sum(1 for call in graph(family).outer.calls if call.phase == "forward")
+    for number, kind in enumerate(KINDS):
+        ranks = int(str(INSIDE[inside][1]["pp"]))
+        stages = ranks * KINDS[kind].least_virtual
+        if stages > blocks:
+            continue
+        cut = UNEVEN[stages].rpartition("+")[0] + f"+{blocks - sum(map(int, UNEVEN[stages].split('+')[:-1]))}"
+        many = 6 if "dp_shard" in inside or (ranks == 2 and kind != "dualpipev") else 4
+        pins: dict[str, object] = {**INSIDE[inside][1], "schedule": kind, "micro_batches": many}
+        found.append({**pins, "recompute": ("none", "full")[number % 2]})
+        found.append({**pins, "cut": cut})
+    return found
+
+
+@pytest.mark.dist
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("family", DEEP)
+def test_the_whole_matrix(
+    family: str,
+    inside: str,
+    ranks: RankPool,
+    references: dict[str, Path],
+    table: list[tuple[str, Plan, dict[str, float]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    plans = [plan(family, INSIDE[inside][0], fix) for fix in matrix(family, inside)]
+    check(ranks, family, plans, references, table, tmp_path_factory)
 
 
 def check(

@@ -1,0 +1,47 @@
+"""A pipeline in words, and its stages as a table."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from hpsearch.plan import tables, units
+from hpsearch.plan.patterns import pattern_of
+from hpsearch.plan.schema import PipelineEntry
+
+SHOWN = 72
+"""Characters of a rank's actions that are printed; the plan file has them all."""
+
+
+def pipeline_words(entry: PipelineEntry) -> str:
+    """What runs, and the first rank's actions."""
+    each = len(entry.stages) // entry.ranks
+    virtual = f", {each} on each rank" if each > 1 else ""
+    actions = entry.actions[0]
+    shown = actions if len(actions) <= SHOWN else actions[:SHOWN].rpartition(" ")[0] + " …"
+    return f"{len(entry.stages)} stages{virtual}, schedule {entry.kind}; the first rank does {shown}."
+
+
+def stage_table(entry: PipelineEntry) -> Table:
+    """Blocks, other parameters, predicted seconds of a micro-batch and bytes of a device, stage by stage."""
+    names = ("stage", "rank", "blocks", "and", "forward", "backward", "once a step", "bytes a device")
+    table = tables.table("Stages", *names)
+    for number, (stage, rank) in enumerate(zip(entry.stages, entry.schedule.placement, strict=True)):
+        table.add_row(
+            str(number),
+            str(rank),
+            f"{len(stage.blocks)}: {', '.join(_runs(stage.blocks))}",
+            ", ".join(stage.parameters) or "-",
+            units.seconds(stage.forward_s),
+            units.seconds(stage.input_s + stage.weight_s),
+            units.seconds(stage.step_s),
+            units.size(sum(stage.bytes.values())),
+        )
+    return table
+
+
+def _runs(blocks: tuple[str, ...]) -> list[str]:
+    """`model.layers.{0-3}` for neighbours of one list."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for block in blocks:
+        found.setdefault((block.rpartition(".")[0], block.count(".")), []).append(block)
+    return [pattern_of(names, "{}") for names in found.values()]
