@@ -279,7 +279,7 @@ def answers(
         parts += search.opened(slot)
     if not search.considered:
         raise none_is_legal(space)
-    candidates, at, size, heap = _Candidates.of(parts, search.best_s), 0, SEEDS, search.heap
+    candidates, at, size, heap = _Candidates.of(parts, search.best_s), 0, FIRST, search.heap
 
     def left_s() -> float:
         return min(candidates.least_s(at), heap[0][0] if heap else float("inf"))
@@ -288,8 +288,10 @@ def answers(
         unseen = int((candidates.bound_s[at:] < search.best_s).sum())
         return search.found(left_s(), unseen + sum(entry[0] < search.best_s for entry in heap))
 
+    dives = False
     while left_s() < min(search.best_s * (1 - gap), float("inf")) and goes_on(left_s()):
-        if heap and candidates.least_s(at) > heap[0][0]:
+        if heap and (dives or candidates.least_s(at) > heap[0][0]):
+            dives = False
             if search.solve(*heapq.heappop(heap)):
                 yield found()
             continue
@@ -299,7 +301,7 @@ def answers(
             break
         for entry in refined:
             heapq.heappush(heap, entry)
-        at, size = stop, min(2 * size, BATCH)
+        at, size, dives = stop, min(2 * size, BATCH), True  # the best of each batch is solved: it may exclude the next
     if not search.tried:
         raise none_fits(search.prices)
     yield found()
@@ -307,6 +309,8 @@ def answers(
 
 SEEDS, TRIES = 256, 6
 """So many layouts are bounded and so many of them solved, to measure the rest by."""
+FIRST = 32
+"""Layouts of the first batch; each has twice as many as the one before."""
 
 
 def best(space: Space, *, gap: float = 0.0, time_limit_s: float = float("inf"), watch: Watch = _always) -> Found:

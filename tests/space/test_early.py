@@ -32,6 +32,7 @@ def stopped(space: Space, steps: int) -> tuple[list[Found], int]:
 def test_wherever_it_is_stopped_the_bound_holds(name: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches, so that there are many places to stop at: before, in and behind the enumeration."""
     monkeypatch.setattr(SEARCH, "SEEDS", 4)
+    monkeypatch.setattr(SEARCH, "FIRST", 2)
     monkeypatch.setattr(SEARCH, "TRIES", 1)
     monkeypatch.setattr(SEARCH, "BATCH", 8)
     space, fitting = limited(name, share)
@@ -52,7 +53,7 @@ def test_wherever_it_is_stopped_the_bound_holds(name: str, share: float, monkeyp
         proof = last.certificate
         assert proof.considered == proof.pruned + proof.solved + proof.left
         assert min(proof.pruned, proof.solved, proof.left) >= 0
-    assert len(ends) > 2
+    assert len(ends) > 1
 
 
 def test_no_time_at_all_gives_the_first_answer() -> None:
