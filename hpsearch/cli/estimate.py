@@ -42,7 +42,7 @@ def estimate_command(
     """Prices one given layout of a model on a cluster: seconds of a step and bytes of a device, and what they are."""
     machine = load_machine(cluster, devices)
     pinned = (
-        _written(layout, fix, machine, global_batch, seq_len)
+        written(layout, fix, machine, global_batch, seq_len)
         if layout is not None
         else layout_of(
             pins_of(fix or []), devices=devices, global_batch=global_batch, seq_len=seq_len, precision=precision
@@ -67,7 +67,7 @@ def estimate_command(
     )
 
 
-def _written(path: Path, fix: list[str] | None, machine: Cluster, global_batch: int, seq_len: int) -> Pinned:
+def written(path: Path, fix: list[str] | None, machine: Cluster, global_batch: int, seq_len: int) -> Pinned:
     """The layout of a file, if it was searched for this job."""
     if fix:
         raise LegalityError("--layout", "expected a file or pins, but got both", "Leave --fix away.")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from hpsearch.cli.estimate import written
 from hpsearch.cli.fix import parse_fixes
 from hpsearch.cli.machine import load_machine
 from hpsearch.cli.model import load_graph
@@ -18,6 +20,7 @@ from hpsearch.errors import PlanError
 from hpsearch.plan import Plan
 from hpsearch.plan.explain import explain
 from hpsearch.search import search
+from hpsearch.search.from_layout import pins_of_layout
 
 STDOUT = Path("-")
 
@@ -31,6 +34,9 @@ def plan_command(
     fix: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Pin a choice: tp=4, recompute=none, lm_head.weight=R."),
+    ] = None,
+    layout: Annotated[
+        Path | None, typer.Option(metavar="F", help="Keep the layout that `hpsearch search` wrote.")
     ] = None,
     recipe: Annotated[str, typer.Option(help=f"Precision: {', '.join(RECIPES)}.")] = "bf16",
     optimizer: Annotated[str, typer.Option(help="Whose state takes memory: adamw, adam, momentum, sgd.")] = "adamw",
@@ -50,6 +56,10 @@ def plan_command(
     if output is not None and not output.parent.is_dir():
         raise PlanError(str(output), f"cannot be written: there is no folder {output.parent}", "Create it first.")
     machine = load_machine(cluster, devices)
+    if layout is not None:
+        pins = pins_of_layout(written(layout, fix, machine, global_batch, seq_len).layout, devices, global_batch)
+        fixes.update(pins.fix)
+        show(Text(f"Of {layout} it keeps {told(pins.fix)}; it decides {'; '.join(pins.left)}."), stderr=True)
     with progress_bar(f"capturing {model}"):
         graph = load_graph(model, seq_len, recipe)
     if graph.assumed:
@@ -70,6 +80,10 @@ def plan_command(
         )
     # A path by its last part, so that the bytes do not depend on the folder.
     _deliver(found.with_source(Path(model).name), output)
+
+
+def told(fix: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in fix.items())
 
 
 def _deliver(found: Plan, output: Path | None) -> None:
