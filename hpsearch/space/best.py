@@ -196,8 +196,8 @@ class _Search:
         """(bound over all cuts and recomputed layers, layout, cut) of those that fit and may be better than the best so
         far; None: had to end."""
         groups: dict[tuple[int, ...], list[tuple[int, Row]]] = {}
-        for slot, at, row in chosen:
-            number = self.prices.price(slot.inside(at))
+        priced = [(self.prices.price(slot.inside(at)), row) for slot, at, row in chosen]
+        for number, row in self.prices.within(priced, self.best_s):
             if (number, row) not in self.solved:
                 groups.setdefault(() if is_dealt(row) else (row[0], row[1], row[6]), []).append((number, row))
         found: list[Entry] = []

@@ -3,6 +3,7 @@
 floor_s           products at the fastest rate, spread over all devices       (of the whole space)
 wholes_below      blocks as they are, spread evenly over all devices          (of a slot of insides)
 first_bounds      through the pipeline, cut as if layers were as one likes    (of insides and all their outsides)
+rough_bound       what the first or last rank needs, or the average one       (of layouts of any pipelines)
 second_bound      over all cuts and recomputed layers that fit in memory      (of layouts of one pipeline)
 """
 
@@ -26,7 +27,8 @@ from hpsearch.space.dealing import Lines
 from hpsearch.space.dealing import least_s as least_of_all
 from hpsearch.space.fits import fits_somehow
 from hpsearch.space.memo import Memo, Wholes
-from hpsearch.space.space import Inside, Row, Slot, Space, apart, bits_of, names_of
+from hpsearch.space.rough import Looks, rough_s
+from hpsearch.space.space import SCHEDULES, Inside, Row, Slot, Space, apart, bits_of, names_of
 from hpsearch.space.tables import Inner, Table, inner, sharded, table
 
 Floats = NDArray[np.float64]
@@ -210,6 +212,32 @@ class Prices:
 
     def _plain(self, number: int) -> Table:
         return self.table(number, (1, 1, 1, 1, 0, 0, 0))
+
+    def within(self, members: list[tuple[int, Row]], best_s: float) -> list[tuple[int, Row]]:
+        """Those whose `rough_bound` is below `best_s`."""
+        rough = self.rough_bound(members) if members else np.zeros(0)
+        return [one for one, bound_s in zip(members, rough.tolist(), strict=True) if bound_s < best_s]
+
+    def rough_bound(self, members: list[tuple[int, Row]]) -> Floats:
+        """Of layouts of any pipelines, what one rank needs; of 1F1B what is paid once."""
+        looks = self._looks(members)
+        counts = sorted({stages * virtual for _, stages, virtual in looks.pipelines if virtual > 1})
+        sizes = {count: list(self.space.cut) or sizes_of(self.space.shape, count) for count in counts}
+        return np.asarray(rough_s(looks, sizes) + np.array([self.around(*one).once_s for one in members]))
+
+    def _looks(self, members: list[tuple[int, Row]]) -> Looks:
+        tables = [self.table(number, row) for number, row in members]
+        around = [self.around(number, row) for number, row in members]
+        distinct = {id(one): one for one in tables}
+        places = {key: i for i, key in enumerate(distinct)}
+        names = {1 << i: name for i, name in enumerate(SCHEDULES)}
+        hops = [one.hop_s + held.hop_bytes * one.hop_s_per_byte for one, held in zip(around, tables, strict=True)]
+        return Looks(
+            tuple(distinct.values()), np.array([places[id(one)] for one in tables], dtype=np.int64),
+            [(names[row[6]], row[0], row[1]) for _, row in members], np.array([float(row[3]) for _, row in members]),
+            np.array(hops), np.array([one.room_bytes for one in around]),
+            np.array([one.per_dense for one in around]), np.array([one.per_expert for one in around]),
+        )  # fmt: skip
 
     def second_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, list[tuple[int, ...]]]:
         """Pipeline seconds at least, and the cut that reaches them; of layouts of one pipeline and schedule."""

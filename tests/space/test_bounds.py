@@ -19,6 +19,7 @@ from hpsearch.estimate.work import Work
 from hpsearch.space import Space
 from hpsearch.space.bound import Pipes
 from hpsearch.space.prices import Prices, is_dealt
+from hpsearch.space.rough import Looks
 from hpsearch.space.rules import Rules
 from hpsearch.space.space import Row, Slot
 from tests.space.drawn import Candidate, a_space, candidates
@@ -39,6 +40,9 @@ class Tight(Prices):
         """Of fewer members, some were just said not to fit, and the others do not matter."""
         room = self.room_bytes if len(members) == len(self.room_bytes) else np.full(len(members), 1e18)
         return replace(super()._pipes(members, again), room_bytes=room)
+
+    def _looks(self, members: list[tuple[int, Row]]) -> Looks:
+        return replace(super()._looks(members), room_bytes=self.room_bytes)
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,18 @@ def held(space: Space, group: list[Candidate], prices: Tight) -> Iterator[Held]:
     how = prices.dealt_bound if is_dealt(row) else prices.second_bound
     endless, _ = how(members, np.full(len(group), np.inf))
     cutoff, _ = how(members, np.array(steps) * SLACK - once)
+    rough = prices.rough_bound(members)
     whole = {"spread": prices.spread_s(number), "floor": prices.floor_s}
     for i, one in enumerate(group):
         device = replace(space.cluster.device, memory_bytes=int(peaks[i]) + 1)
         prices.space = replace(space, cluster=replace(space.cluster, device=device))
         first = float(prices.first_bound(number, np.array([row]))[0])
-        bounds = whole | {"first": first, "second": endless[i] + once, "second, cut off": cutoff[i] + once}
+        bounds = whole | {
+            "first": first,
+            "rough": rough[i],
+            "second": endless[i] + once,
+            "second, cut off": cutoff[i] + once,
+        }
         least = once_s(made[i], prices.rates)
         yield Held(one, {name: (float(bound), steps[i]) for name, bound in bounds.items()} | {
             "once": (once, least), "first without its pipeline": (least_once_s(prices, number, row), least),
