@@ -141,7 +141,11 @@ def _verdict(found: Reached, one: Verdict) -> str:
     if one.value == found.value:
         return "chosen"
     if one.is_excluded:
-        return "excluded: no layout fits" if one.bound_s == float("inf") else "excluded: its bound is above the limit"
+        return (
+            "excluded: no layout is legal and fits"
+            if one.bound_s == float("inf")
+            else "excluded: its bound is above the limit"
+        )
     if one.keeps:
         return "worse"
     if not one.is_searched:
