@@ -161,7 +161,7 @@ class _Search:
         if wholes is None:
             return
         for which, rows in enumerate(every):
-            if len(rows):
+            if len(rows) and self.prices.least_spread_s(slot, wholes, which) < self.best_s:
                 bound = self.prices.first_bounds(slot, wholes, which, rows, self.best_s)
                 rows = told(rows[(bound < self.best_s).any(axis=0)])
                 bound = self.prices.first_bounds(slot, wholes, which, rows, self.best_s)
@@ -187,7 +187,7 @@ class _Search:
                 if len(chosen) >= SEEDS:
                     break
             for entry in sorted(self.refine(list(chosen.values()), lambda: True) or ())[:TRIES]:
-                self.solve(*entry)
+                self.glance(*entry)
             if self.tried:
                 break
         return bool(self.tried)
@@ -220,6 +220,15 @@ class _Search:
                 self.ways[number, row] = ways
                 yield max(bound_s, ways[0].bound_s), number, row, cut
 
+    def glance(self, bound_s: float, number: int, row: Row, cut: tuple[int, ...]) -> None:
+        """A layout as it is, of which nothing is proven yet."""
+        space = self.prices.space
+        layout = space.layout(self.prices.insides[number], row, cut)
+        cutting = Cutting(space, layout, self.prices.inner(number, row), self.prices.rates)
+        at_hand, _ = cutting.solved(0.0)
+        if at_hand is not None:
+            self.tried = sorted([*self.tried, (at_hand.step_s, number, row, at_hand)], key=lambda one: one[:3])
+
     def solve(self, bound_s: float, number: int, row: Row, cut: tuple[int, ...]) -> bool:
         """Cuts, fits and simulates a layout; whether it is the best so far."""
         self.solved.add((number, row))
@@ -231,8 +240,8 @@ class _Search:
         self.least_tried_s = min(self.least_tried_s, bound_s if least_s is None else least_s)
         if at_hand is None:
             return False
-        self.tried.append((at_hand.step_s, number, row, at_hand))
-        self.tried.sort(key=lambda one: one[:3])
+        others = [one for one in self.tried if one[1:3] != (number, row) or one[0] < at_hand.step_s]
+        self.tried = sorted([*others, (at_hand.step_s, number, row, at_hand)], key=lambda one: one[:3])
         return at_hand.step_s < before
 
     def found(self, left_s: float, left: int) -> Found:

@@ -98,6 +98,10 @@ class Prices:
         """Of a slot; None where no inside is better than `best_s`, even spread evenly over all devices."""
         return self.memo.wholes(slot, (best_s - self._once_s) / self._rounds(slot))
 
+    def least_spread_s(self, slot: Slot, wholes: Wholes, which: int) -> float:
+        """`spread_s` of the fastest inside with the experts `which`."""
+        return float(wholes.both_s[which].sum(axis=-1).min()) * self._rounds(slot) + self._once_s
+
     def _rounds(self, slot: Slot) -> float:
         """Micro-batches one after the other, if all devices share all."""
         return self.space.global_batch * slot.tp * slot.cp / (slot.micro_batch * self.space.devices)

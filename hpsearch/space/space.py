@@ -71,7 +71,11 @@ def names_of(bits: int) -> list[str]:
 
 def layouts(rows: Ints) -> int:
     """Layouts: one for each schedule of each row."""
-    return sum(int((rows[:, 6] >> i & 1).sum()) for i in range(len(SCHEDULES)))
+    return int(BITS[rows[:, 6]].sum())
+
+
+BITS = np.array([number.bit_count() for number in range(1 << len(SCHEDULES))])
+"""How many schedules a set has."""
 
 
 def apart(rows: Ints) -> Ints:
