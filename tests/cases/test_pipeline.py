@@ -26,7 +26,7 @@ from tests.cases import configs
 from tests.cases.plans import h100
 from tests.estimate.stated import shape_of_config
 
-ONE_WAY = {"micro_batch": "1", "vpp": "1", "recompute": "full"}
+ONE_WAY = {"micro_batch": "1", "schedule": "1f1b", "recompute": "full"}
 """Micro-batches of a row, a stage on each rank, and any number of layers recomputed."""
 
 
@@ -64,7 +64,8 @@ def test_pip_03_every_layer_stands_on_one_stage(vpp: int) -> None:
     """30 layers of kinds that differ, so that each can be found again: by default and as searched."""
     shape = small(30)
     assert sum(sizes_of(shape, 4 * vpp)) == 30
-    cut = found(shape, {"pp": "4", **ONE_WAY, "vpp": str(vpp)}, 4).best.layout.cut
+    pins = {"pp": "4", **ONE_WAY, "vpp": str(vpp), "schedule": ("1f1b", "interleaved")[vpp - 1]}
+    cut = found(shape, pins, 4).best.layout.cut
     assert (sum(cut), len(cut), min(cut) > 0) == (30, 4 * vpp, True)
     own = tuple((f"mlp#{i}", replace(shape, ffn=8192 + 128 * i)) for i in range(30))
     told = replace(shape, pattern=tuple(("attention", f"mlp#{i}") for i in range(30)), variants=own)
@@ -155,10 +156,13 @@ def test_pip_10_interleaving_takes_whole_rounds_and_the_kind_says_how_many_stage
 
 
 def test_pip_10_a_search_interleaves_whole_rounds_alone() -> None:
-    pins = {"pp": "4", "vpp": "2", "micro_batch": "1"}
-    with pytest.raises(LegalityError, match=r"pin pp: .* for 4 devices and 6 sequences .* but got 4\. Legal: "):
+    pins = {"pp": "4", "vpp": "2", "micro_batch": "1", "schedule": "interleaved"}
+    with pytest.raises(LegalityError) as caught:
         found(small(8), pins, 4, batch=6)
-    assert found(small(8), pins, 4, batch=8).best.layout.vpp == 2
+    assert re.search(r"for 4 devices and 6 sequences .* Legal: ", str(caught.value))
+    assert found(small(8), pins, 4, batch=8).best.layout.schedule_kind == "interleaved"
+    with pytest.raises(LegalityError, match=r"schedule = 1f1b, expected vpp = 1|expected vpp = 1, but vpp = 2"):
+        layout_of({"pp": "4", "vpp": "2", "schedule": "1f1b"}, devices=4, global_batch=8, seq_len=64)
 
 
 def test_pip_11_a_step_is_fill_and_steady_state_and_drain() -> None:
