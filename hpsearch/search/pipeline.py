@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -61,6 +61,8 @@ class PipelineSearch:
     optimizer: str
     fix: Fix
     deadline_s: float
+    progress: Callable[[str, int, int], None] | None = None
+    """(what is being looked at, candidates done, candidates known)."""
     spaces: dict[int, SearchSpace] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
     lost: list[tuple[float, str, str]] = field(default_factory=list)
@@ -88,10 +90,11 @@ class PipelineSearch:
             problem = f"expected a divisor of the {self.cluster.devices} devices, but found {self.fix.pp}"
             raise LegalityError(f"fix pp={self.fix.pp}", problem, "Choose another degree, or other devices.")
         calls = sum(1 for call in self.model.outer.calls if call.phase == "forward")
-        check_cut(self.model, self.fix.cut or even(max(calls, 1), self.stages))
         if self.fix.cut and len(self.fix.cut) != self.stages:
-            problem = f"expected {self.stages} numbers for {self.fix.pp} ranks with {self.virtual} stages each"
+            each = f"{self.virtual} stage{'s'[: self.virtual > 1]}"
+            problem = f"expected {self.stages} numbers for {self.fix.pp} ranks with {each} each"
             raise LegalityError(f"fix cut={self.fix.text['cut']}", problem, "One number for each stage.")
+        check_cut(self.model, self.fix.cut or even(max(calls, 1), self.stages))
         queue = list(self.candidates())
         heapq.heapify(queue)
         bound_s = self.best_first(queue)
@@ -155,6 +158,8 @@ class PipelineSearch:
                 self.lost += sorted((e.bound_s, e.label, "at least ") for e in [entry, *queue])[:3]
                 break
             self.solved += 1
+            if self.progress:
+                self.progress(entry.label, self.solved, self.solved + len(queue))
             proven_s = entry.bound_s
             for cut in self.cuts(entry.table):
                 found, least_s = self.solve(entry, cut)

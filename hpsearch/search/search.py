@@ -112,7 +112,7 @@ def search(
     pins = parse_fix(fix)
     deadline_s = time.monotonic() + time_limit_s if time_limit_s is not None else float("inf")
     if pins.pp > 1:
-        return PipelineSearch(graph, cluster, global_batch, optimizer, pins, deadline_s).run()
+        return PipelineSearch(graph, cluster, global_batch, optimizer, pins, deadline_s, progress).run()
     state = _Search(graph, cluster, global_batch, optimizer, pins, progress, deadline_s)
     queue = _bounds(state, _candidates(state))
     bound_s = _best_first(state, queue)

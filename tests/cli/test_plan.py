@@ -51,6 +51,23 @@ def test_a_config_becomes_a_plan_file(hpsearch: Command, config: Path, tmp_path:
     assert printed.stdout.encode() == path.read_bytes()
 
 
+def test_a_pipeline_is_planned_and_explained(hpsearch: Command, config: Path, tmp_path: Path) -> None:
+    pipelined, flat = tmp_path / "pp.json", tmp_path / "flat.json"
+    found = hpsearch("plan", "--model", config, *JOB, "--fix", "pp=2,schedule=zb-h1,cut=1+1", "-o", pipelined)
+    assert found.code == 0, found.stderr
+    assert "4 devices of h100-sxm-roce400 (H100-SXM5-80GB): pp=2 x " in found.stdout
+    assert "2 stages, schedule zb-h1; the first rank does 0F0 0F1 0I0 0W0" in found.stdout
+    assert "1: model.layers.0" in found.stdout
+    assert Plan.load(pipelined).num_ranks == 4
+    assert hpsearch("plan", "--model", config, *JOB, "-o", flat).code == 0
+    said = hpsearch("explain", pipelined, "--diff", flat)
+    assert "blocks of stage 0" in said.stdout
+    wrong = hpsearch("plan", "--model", config, *JOB, "--fix", "pp=2,cut=3")
+    assert wrong.code == 1
+    assert "expected 2 numbers for 2 ranks with 1 stage each" in wrong.stderr
+    assert hpsearch("plan", "--model", config, *JOB, "--fix", "vpp=2").code == 2
+
+
 def test_a_tied_weight_is_explained_under_either_name(hpsearch: Command, config: Path, tmp_path: Path) -> None:
     config.write_text(json.dumps(TINY | {"tie_word_embeddings": True}))
     path = tmp_path / "plan.json"

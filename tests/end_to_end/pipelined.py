@@ -18,9 +18,12 @@ from tests.end_to_end.parity import (
     SHARE_OF_NORM,
     STEPS,
     Trace,
+    cast,
     double_throughout,
+    plain_loss,
     worst,
 )
+from tests.end_to_end.slow import slow_devices
 
 Errors = dict[str, float]
 
@@ -103,3 +106,37 @@ def _told(state: dict[str, Any]) -> dict[str, Any]:
     box = [state]
     torch.distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+FROZEN = ("vision.", "projector.", "language.model.embed_tokens.")
+
+
+def partly_frozen() -> dict[str, float]:
+    """`compile` finds a plan of two stages, the first with nothing to train; errors against the plain model."""
+    errors: Errors = {}
+    case = build("towers", torch.float64)
+    for name, parameter in case.model.named_parameters():
+        parameter.requires_grad_(not name.startswith(FROZEN))
+    batch = cast(case.batch, torch.float64)
+    expected = plain_loss(case.model, batch, case.loss)
+    expected.backward()
+    wanted = {n: p.grad for n, p in case.model.named_parameters() if p.grad is not None}
+    fix = {"pp": 2, "cut": "1+3", "micro_batches": 3}
+    parallel = hpsearch.compile(case.model, slow_devices(2), loss=case.loss, recipe="fp64", fix=fix, example=case.batch)
+    local = parallel.local_rows(case.batch)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=LEARNING_RATE)
+    for way in ("step", "call"):
+        optimizer.zero_grad()
+        if way == "step":
+            loss = parallel.step(local)
+        else:
+            loss = parallel(*local)
+            loss.backward()
+        errors[f"{way} loss"] = abs(loss.item() - expected.item()) / expected.item()
+        found = {n: p.grad.full_tensor() for n, p in parallel.named_parameters() if p.grad is not None}
+        errors[f"{way} gradients"] = float(len(found))
+        if found:
+            errors |= worst(f"{way} gradient", found, {n: wanted[n] for n in found}, NOISE["fp64"])
+    parallel.clip_grad_norm_(0.1)
+    optimizer.step()
+    return errors

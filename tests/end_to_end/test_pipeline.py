@@ -20,7 +20,7 @@ from hpsearch.schedule import KINDS
 from hpsearch.search import search
 from tests.end_to_end.models import DEEP, ROWS, build
 from tests.end_to_end.parity import DTYPES, cast, double_throughout, reference
-from tests.end_to_end.pipelined import checkpoints, compare
+from tests.end_to_end.pipelined import checkpoints, compare, partly_frozen
 from tests.end_to_end.ranks import RankPool
 from tests.end_to_end.slow import slow_devices
 
@@ -170,6 +170,17 @@ def check(
         table.append((family, made, errors))
         for what, limit in LIMITS.items():
             assert errors[what] <= limit, f"{what} of {family} under {made}: {made.file.pipeline}"
+
+
+@pytest.mark.dist
+def test_a_stage_may_have_nothing_to_train(ranks: RankPool) -> None:
+    """Both ways to train; the plan is found by `compile` on the ranks themselves."""
+    found = ranks.run(f"{partly_frozen.__module__}:{partly_frozen.__name__}", ranks=2)
+    for rank, errors in enumerate(found):
+        for way in ("step", "call"):
+            assert errors[f"{way} loss"] <= 1e-10
+            assert (errors[f"{way} gradients"] > 0) == (rank == 1)
+            assert errors.get(f"{way} gradient", 0.0) <= 1e-10
 
 
 @pytest.mark.dist

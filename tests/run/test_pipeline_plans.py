@@ -157,7 +157,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"pp": 1, "vpp": 2}, "fix vpp=2: expected pp of at least 2 beside it"),
     ({"schedule": "1f2b"}, "fix schedule=1f2b: expected one of gpipe, 1f1b"),
     ({"cut": "4+2"}, r"cut 4\+2: expected 2 numbers of at least 1 that add up to the 5 blocks .*For example 3\+2"),
-    ({"cut": "2+2+1"}, "expected 2 numbers for 2 ranks with 1 stages each"),
+    ({"cut": "2+2+1"}, "expected 2 numbers for 2 ranks with 1 stage each"),
     ({"pp": 3}, "fix pp=3: expected a divisor of the 2 devices"),
     ({"vpp": 3}, "6 stages of GPT2LMHeadModel: expected at least as many repeated blocks as stages, but found 5"),
     ({"micro_batches": 1}, "schedule 1f1b, micro_batches = 1: expected at least 2 for 2 ranks, .*gpipe takes any"),
