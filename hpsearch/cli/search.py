@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -75,7 +76,7 @@ def search_command(
 
 def _searched(space: Space, gap: float, time_limit_s: float) -> tuple[Found, bool]:
     """The best of a space, and whether Ctrl-C ended the search: with the best so far and its gap at the next step, or,
-    pressed again, at once with the gap of when it was found. KeyboardInterrupt: there was no answer yet."""
+    pressed again, at once with the gap of when it was found. Exit: there was no answer yet."""
     latest: Found | None = None
     is_stopped = False
 
@@ -99,9 +100,10 @@ def _searched(space: Space, gap: float, time_limit_s: float) -> tuple[Found, boo
             for found in answers(space, gap=gap, time_limit_s=time_limit_s, watch=watch):
                 latest = found
         except KeyboardInterrupt:
-            if latest is None:
-                raise
-    assert latest is not None
+            is_stopped = True
+    if latest is None:
+        print("hpsearch: interrupted before there was an answer; nothing is written.", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
     return latest, is_stopped
 
 

@@ -24,6 +24,7 @@ from tests.benchmarks.bench_search import LLAMA_8B, LLAMA_405B
 from tests.benchmarks.machine import described
 
 RESULT = Path(__file__).parent / "results" / "space.md"
+REPO = Path(__file__).parents[2]
 LLAMA_70B = LLAMA_8B | {
     "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80,
 }  # fmt: skip
@@ -68,9 +69,24 @@ JOBS = (
     Job("qwen3-30b-a3b/768 dies", QWEN3_30B, "atlas-800-a3", 768, 1536),
     Job("deepseek-v3/2048", DEEPSEEK_V3, "h800-sxm-ib400", 2048, 15360, more=("--precision", "fp8")),
 )
+BUILDINGS = "h100-sxm-roce400, buildings"
 GROWTH = tuple(
-    Job(f"405b/{n}", LLAMA_405B, "h100-sxm-roce400", n, max(n, 1024)) for n in (128, 256, 512, 1024, 4096, 16384, 24576)
+    Job(f"405b/{n} in buildings", LLAMA_405B, BUILDINGS, n, max(n, 1024))
+    for n in (8, 64, 512, 1024, 8192, 24576, 131072)
 )
+"""A sequence for each device, so that data ranks have work whatever their number."""
+FABRIC = 'size = { value = 24576, unit = "devices", kind = "published", source = "llama3"'
+OUTER = """
+[[tiers]]
+name = "buildings"
+size = { value = 131072, unit = "devices", kind = "published", source = "llama3", note = "eight: a question" }
+link = "roce"
+bandwidth = { value = 46, unit = "GB/s", kind = "measured", source = "nt290" }
+efficiency = { value = 0.143, unit = "fraction", kind = "published", source = "llama3", note = "1 to 7, as among pods" }
+latency = { value = 20, unit = "us", kind = "specification", source = "llama3", note = "2 km of fibre and back" }
+"""
+"""Between parts of 16,384 devices, as many as trained 405B, with the oversubscription that the same paper states
+between pods of 3,072 (https://arxiv.org/abs/2407.21783, section 3.3.1)."""
 DEPTH = tuple(
     Job(f"70b, {n} layers/1024", LLAMA_70B | {"num_hidden_layers": n}, "h100-sxm-roce400", 1024, 2048)
     for n in (80, 160, 800)
@@ -88,6 +104,12 @@ def measured(job: Job, folder: Path) -> tuple[str, ...]:
         sys.executable, "-m", "hpsearch", "search", "--model", str(config), "--cluster", job.cluster, "--devices",
         str(job.devices), "--global-batch", str(job.global_batch), "--seq-len", str(job.seq_len), *job.more,
     ]  # fmt: skip
+    if job.cluster == BUILDINGS:
+        text = (REPO / "cost_models" / "h100-sxm-roce400" / "cluster.toml").read_text()
+        assert FABRIC in text
+        told = folder / "cluster.toml"
+        told.write_text(text.replace(FABRIC, FABRIC.replace("24576", "16384")) + OUTER)
+        command[command.index(BUILDINGS)] = str(told)
     seconds = []
     for _ in ("cold", "kept"):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
