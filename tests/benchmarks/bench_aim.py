@@ -58,7 +58,7 @@ def row(name: str, folder: Path) -> str:
     if not cache.exists() or name == next(iter(TOGETHER)):  # graphs are not kept yet
         measured(command, cache)
     seconds, said = measured(command, cache)
-    first = " ".join(said.split("\n\n")[0].split("Every value")[0].split())[:160]
+    first = " ".join(said.split("\n\n")[0].split("Every value")[0].split("Devices ")[0].split(" layout ")[0].split())
     return f"| {name} | {seconds:.1f} | {first} |"
 
 
