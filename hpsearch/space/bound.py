@@ -136,6 +136,7 @@ class _Stack:
     def __init__(self, pipes: Pipes) -> None:
         held = pipes.stacked or Stacked.of(pipes.tables)
         self.k = pipes.table
+        self.moments: dict[int, list[tuple[Floats, Floats, bool]]] = {}
         self.base: Floats = held.prefixes[:, :, 0]
         self.saved: Floats = held.prefixes[:, :, 1]
         self.freed: Floats = held.prefixes[:, :, 2]
@@ -166,6 +167,12 @@ class _Stack:
         self.layers = self.base.shape[1] - 1
         self.is_uniform = held.is_uniform
 
+    def alive(self, pipes: Pipes, rank: int) -> list[tuple[Floats, Floats, bool]]:
+        """`pipes.alive`, worked out once for each rank."""
+        if rank not in self.moments:
+            self.moments[rank] = pipes.alive(rank)
+        return self.moments[rank]
+
 
 def in_flight(stages: int, virtual: int, micro_batches: Floats, stage: int) -> Floats:
     """Chunk activations alive at once on a pipeline rank, as `estimate.memory.in_flight` counts them."""
@@ -190,7 +197,7 @@ def stage_s(pipes: Pipes, stack: _Stack, stage: int, pieces: list[tuple[Ints, In
     seconds = seconds + (stack.first_s if first else 0.0) + (stack.last_s if last else 0.0)
     states = dense * pipes.per_dense + expert * pipes.per_expert + stack.fixed - pipes.room_bytes
     found = []
-    for kept, owed, is_forward in pipes.alive(stage):
+    for kept, owed, is_forward in stack.alive(pipes, stage):
         if is_forward and not last:
             continue
         saved, freed, left = (sum(part[:, column] * n for part, n in zip(parts, each, strict=True))
@@ -313,7 +320,7 @@ def _most_alike(pipes: Pipes, stack: _Stack, stage: int, at: Ints, most: Ints, b
     """`_most` where all layers are alike: n layers take the larger of n·base + c and the same with n·a + b bytes to
     free, and there must not be more to free than n layers have."""
     k, first = stack.k, stage == 0
-    kept, owed, _ = pipes.alive(stage)[0]
+    kept, owed, _ = stack.alive(pipes, stage)[0]
     alive, left = kept[0], owed[0]
     base, freed = stack.base[k, 1], alive * stack.freed[k, 1]
     c = stack.first_s if first else 0.0
