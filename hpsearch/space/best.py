@@ -215,7 +215,7 @@ class _Search:
     def _placed(self, entries: list[Entry]) -> Iterator[Entry]:
         """With the bound over all ways to put the stages on groups of unlike nodes; without those that it excludes."""
         for bound_s, number, row, cut in entries:
-            ways = tuple(self.unlike.placed(number, row, self.best_s))
+            ways = tuple(self.unlike.placed(number, row, cut, self.best_s))
             if ways:
                 self.ways[number, row] = ways
                 yield max(bound_s, ways[0].bound_s), number, row, cut
@@ -225,6 +225,8 @@ class _Search:
         space = self.prices.space
         layout = space.layout(self.prices.insides[number], row, cut)
         cutting = Cutting(space, layout, self.prices.inner(number, row), self.prices.rates)
+        for way in self.ways.get((number, row), ())[:1]:
+            cutting = cutting.on(way)
         at_hand, _ = cutting.solved(0.0)
         if at_hand is not None:
             self.tried = sorted([*self.tried, (at_hand.step_s, number, row, at_hand)], key=lambda one: one[:3])

@@ -54,7 +54,7 @@ class Cutting:
             if way.bound_s >= best_s:
                 least_s = min(least_s, way.bound_s)
                 break
-            made, proven_s = self._on(way)._solved(best_s)
+            made, proven_s = self.on(way)._solved(best_s)
             if proven_s is None or ranks_of(self.space.cluster, self.layout):
                 proven_s = way.bound_s
             least_s = min(least_s, max(proven_s, way.bound_s))
@@ -62,7 +62,8 @@ class Cutting:
                 found, best_s = made, min(best_s, made.step_s)
         return found, least_s
 
-    def _on(self, way: Placed) -> Cutting:
+    def on(self, way: Placed) -> Cutting:
+        """With its stages where `way` has them."""
         placed = replace(self.layout, stage_groups=in_words(way.stands), cut=way.cut)
         ranks = by_rank(self.priced.layout, self.space.cluster, self.priced.works, way.stands)
         return replace(self, layout=placed, priced=replace(self.priced, ranks=ranks), ways=())

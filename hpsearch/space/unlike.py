@@ -31,6 +31,10 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
+MOST_STAGES = 16
+"""Of a pipeline whose cuts are bounded stage by stage."""
+
+
 @dataclass(frozen=True)
 class Placed:
     """A layout's stages on groups."""
@@ -80,8 +84,9 @@ class Unlike:
     worlds: dict[Stand, Prices] = field(default_factory=dict)
     """The space as if all devices were of these groups."""
 
-    def placed(self, number: int, row: Row, cutoff_s: float) -> list[Placed]:
-        """Those that may take less than `cutoff_s`, the least bound first."""
+    def placed(self, number: int, row: Row, cut: tuple[int, ...], cutoff_s: float) -> list[Placed]:
+        """Those that may take less than `cutoff_s`, the least bound first. `cut`: to begin with where there are so many
+        stages that cuts are not bounded one by one."""
         space, inside = self.prices.space, self.prices.insides[number]
         pp, vpp, dp, m = row[:4]
         (schedule,) = names_of(row[6])
@@ -92,6 +97,8 @@ class Unlike:
         limit = np.full(len(ways), cutoff_s - around.once_s)
         if vpp > 1:
             pipe_s, cuts = self._even(number, row, ways)
+        elif pp > MOST_STAGES:
+            pipe_s, cuts = self._spread(number, row, ways), np.tile(np.array(cut, dtype=np.int64), (len(ways), 1))
         else:
             stages = [self._stage(number, row, [way[s] for way in ways], s, schedule) for s in range(pp)]
             pipe_s, cuts = _least(_Line(stages, base, float(m), hop_s, schedule), limit)
@@ -124,6 +131,18 @@ class Unlike:
     def _table(self, number: int, row: Row, stand: Stand) -> Table:
         world = self._world(stand)
         return world.table(world.price(self.prices.insides[number]), row)
+
+    def _spread(self, number: int, row: Row, ways: Sequence[tuple[Stand, ...]]) -> Floats:
+        """All layers spread over the stages without any loss: those of a stage take at least `slower` times as long
+        there as on the cluster's device, so with limit L it has layers of L / (m·slower) seconds of that."""
+        base = self.prices.table(number, row)
+        rate: dict[Stand, float] = {}
+        for stand in dict.fromkeys(stand for way in ways for stand in way):
+            own = self._table(number, row, stand)
+            parts = [float((np.diff(own.base_s) / np.diff(base.base_s)).min())]
+            parts += [a / b for a, b in ((own.first_s, base.first_s), (own.last_s, base.last_s)) if b]
+            rate[stand] = 1 / min(parts)
+        return np.array([row[3] * base.total_s / sum(rate[stand] for stand in way) for way in ways]) * (1 - 1e-9)
 
     def _even(self, number: int, row: Row, ways: Sequence[tuple[Stand, ...]]) -> tuple[Floats, Ints]:
         """Of chunks that are cut alike: what the rank with most to do takes."""

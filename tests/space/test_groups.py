@@ -23,6 +23,7 @@ from hpsearch.estimate.optimizer import traffic_bytes
 from hpsearch.estimate.price import Seconds
 from hpsearch.estimate.shape import transformer
 from hpsearch.estimate.stages import chunks as chunks_of
+from hpsearch.estimate.stages import sizes_of
 from hpsearch.estimate.stands import in_words
 from hpsearch.estimate.uneven import shares
 from hpsearch.estimate.work import Work
@@ -285,13 +286,17 @@ def test_no_bound_of_an_arrangement_is_above_a_layout_that_stands_so(name: str, 
     for inside in space.insides(rules):
         number = unlike.prices.price(inside)
         for row in map(tuple, apart(space.outsides(inside, rules)).tolist()):
-            ways = {in_words(way.stands): way.bound_s for way in unlike.placed(number, row, float("inf"))}
+            cut = tuple(sizes_of(space.shape, row[0] * row[1]))
+            ways = {in_words(way.stands): way.bound_s for way in unlike.placed(number, row, cut, float("inf"))}
             plain = space.layout(inside, row)
             for stands_so in stands(space.cluster, plain):
                 key = kind_of(replace(plain, stage_groups=stands_so))
                 if key in least and stands_so in ways:
                     met += 1
                     assert ways[stands_so] <= least[key] * (1 + 1e-9), (inside, row, stands_so)
+                    each = tuple(tuple(one.split("+")) for one in stands_so)
+                    if row[1] == 1 and row[0] > 1:
+                        assert unlike._spread(number, row, [each])[0] <= least[key] * (1 + 1e-9), (inside, row, each)
                 elif key in least:  # no order of whole groups, and no better than those
                     assert min(ways.values()) <= least[key] * (1 + 1e-9), (inside, row, stands_so)
     assert met >= min(len(least), 3)
