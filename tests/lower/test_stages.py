@@ -32,9 +32,9 @@ def case_of(family: str, dtype: torch.dtype) -> Case:
 
 
 @cache
-def graph_of(family: str, recipe: str) -> CapturedGraph:
+def graph_of(family: str, recipe: str, rows: int = 3) -> CapturedGraph:
     case = case_of(family, torch.float64 if recipe == "fp64" else torch.float32)
-    return capture(case.model, _cast(case.batch, recipe), loss=case.loss, recipe=recipe, rows=2)
+    return capture(case.model, _cast(case.batch, recipe), loss=case.loss, recipe=recipe, rows=rows)
 
 
 def _cast(batch: Any, recipe: str) -> Any:
@@ -44,10 +44,8 @@ def _cast(batch: Any, recipe: str) -> Any:
 
 
 def made(family: str, recipe: str, fix: dict[str, object]) -> tuple[Plan, PipelineProgram]:
-    case = case_of(family, torch.float64 if recipe == "fp64" else torch.float32)
     plan = search(graph_of(family, recipe).graph, slow_devices(int(str(fix["pp"]))), global_batch=ROWS, fix=fix)
-    captured = capture(case.model, _cast(case.batch, recipe), loss=case.loss, recipe=recipe, rows=plan.micro_batch_rows)
-    program = lower(captured, plan)
+    program = lower(graph_of(family, recipe, plan.micro_batch_rows), plan)
     assert isinstance(program, PipelineProgram)
     return plan, program
 
@@ -123,7 +121,7 @@ def counted(stage: BoundStage, parts: list[str], number: int, taken: list[Tensor
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_the_halves_of_backward_do_its_work_once(family: str, recompute: str) -> None:
     """FLOPs and calls of every op: those of the input part and of the weight part are those of the whole."""
-    _, program = made(family, "fp64", {"pp": 2, "micro_batches": 2, "recompute": recompute})
+    _, program = made(family, "fp64", {"pp": 2, "micro_batches": 4, "recompute": recompute})
     case = case_of(family, torch.float64)
     params, buffers = state(case.model)
     batches = inputs(case, program, "fp64")
@@ -148,7 +146,7 @@ def test_the_halves_of_backward_do_its_work_once(family: str, recompute: str) ->
     [
         ("gpt2_deep", {"pp": 2, "micro_batches": 4, "cut": "3+2", "recompute": "none"}),
         ("llama_deep", {"pp": 2, "micro_batches": 4, "schedule": "zb-h1", "recompute": "full"}),
-        ("llama_deep", {"pp": 2, "micro_batches": 6, "schedule": "gpipe", "recompute": "none"}),
+        ("llama_deep", {"pp": 2, "micro_batches": 4, "schedule": "gpipe", "recompute": "none"}),
         ("towers", {"pp": 2, "micro_batches": 4, "schedule": "zbv", "recompute": "none"}),
     ],
     ids=str,
