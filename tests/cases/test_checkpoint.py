@@ -78,7 +78,7 @@ def test_ckp_03_nothing_in_a_checkpoint_counts_per_rank(ranks: RankPool, saved: 
         assert all(same(answer["moments"], was[0]["moments"]) for answer in found)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert set(manifest["optimizer"]["state"]) == set(was[0]["full"]), "by name, whatever rank holds what"
-    assert sorted(manifest) == ["files", "format", "model", "optimizer", "plan"]
+    assert sorted(manifest) == ["files", "format", "model", "optimizer", "plan", "step"]
 
 
 def test_ckp_05_the_empty_fourth_rank(ranks: RankPool, saved: tuple[Path, Any]) -> None:
