@@ -197,9 +197,9 @@ def _price_links(work: Work, layout: ParallelLayout, cluster: Cluster, forward: 
         for kind, size in calls:
             into[HOST] += CALL_KERNELS
             into[TP] += cluster.collective(kind, size, layout.tp, 1).seconds
-    if layout.overlap_tp:  # piece by piece around the ring beside the product: the first or last of tp pieces shows
-        forward[TP] /= layout.tp
-        backward[TP] /= layout.tp
+    if layout.overlap_tp:  # piece by piece around the ring beside the products: the first or last of tp pieces shows,
+        for into in (forward, backward):  # and what takes longer than the products
+            into[TP] = max(into[TP] / layout.tp, into[TP] - into[LINEAR])
     if work.ep_bytes:
         one = exchange_s(work, layout, cluster)
         forward[EP] += 2 * one

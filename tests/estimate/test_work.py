@@ -10,7 +10,7 @@ from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape, ParallelLayout
 from hpsearch.estimate.estimate import one_block
-from hpsearch.estimate.price import TP
+from hpsearch.estimate.price import LINEAR, TP
 from hpsearch.estimate.shape import transformer
 from hpsearch.estimate.stages import chunks
 from hpsearch.estimate.work import attention, mlp
@@ -46,6 +46,20 @@ def test_of_an_overlapped_ring_one_piece_shows(tp: int) -> None:
     assert beside.forward[TP] * tp == pytest.approx(alone.forward[TP])
     assert beside.backward[TP] * tp == pytest.approx(alone.backward[TP])
     assert alone.forward[TP] > 0
+
+
+def test_overlap_hides_no_more_than_the_products_take() -> None:
+    """On two nodes a collective takes longer than the products beside it, and the rest shows."""
+    for tp, nodes in ((8, 1), (16, 2)):
+        layout = replace(ONE, devices=8 * nodes, tp=tp, sp=True)
+        cluster = Cluster.load("a100-sxm-selene", devices=8 * nodes)
+        plain, hidden = (
+            one_block("mlp", LLAMA, replace(layout, overlap_tp=overlaps), cluster)[1] for overlaps in (False, True)
+        )
+        for before, after in ((plain.forward, hidden.forward), (plain.backward, hidden.backward)):
+            shown = max(before[TP] / tp, before[TP] - before[LINEAR])
+            assert after[TP] == pytest.approx(shown, rel=1e-12)
+            assert (shown > before[TP] / tp) == (nodes == 2), "what the rule is about"
 
 
 def test_a_written_score_matrix_costs_the_full_square() -> None:
