@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import ceil, log2
 
 import numpy as np
@@ -152,6 +153,16 @@ def alpha_beta_seconds(kind: str, tier: Tier, size: int, nbytes: Floats) -> tupl
 def node_size(tiers: tuple[Tier, ...]) -> int:
     """Devices of one node: the tier named `node`, else the innermost tier."""
     return next((tier.size for tier in tiers if tier.name == "node"), tiers[0].size)
+
+
+NETWORKS = ("infiniband", "roce", "efa", "ethernet")
+"""Links over which one device does not read another's memory."""
+
+
+def memory_domain(tiers: tuple[Tier, ...]) -> int:
+    """Devices that reach each other's memory: those inside the innermost network, and at least one."""
+    inside = [tier.size for tier in takewhile(lambda tier: tier.link not in NETWORKS, tiers)]
+    return inside[-1] if inside else 1
 
 
 def packed(tiers: tuple[Tier, ...], devices: int) -> tuple[Tier, ...]:

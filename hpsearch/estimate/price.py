@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency
+from hpsearch.cluster.tier import memory_domain
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.work import Gemm, Work
@@ -197,8 +198,10 @@ def _price_links(work: Work, layout: ParallelLayout, cluster: Cluster, forward: 
         for kind, size in calls:
             into[HOST] += CALL_KERNELS
             into[TP] += cluster.collective(kind, size, layout.tp, 1).seconds
-    if layout.overlap_tp:  # piece by piece around the ring beside the products: the first or last of tp pieces shows,
-        for into in (forward, backward):  # and what takes longer than the products
+    if layout.overlap_tp and layout.tp <= memory_domain(cluster.tiers):
+        # Piece by piece around the ring beside the products: the first or last of tp pieces shows, and what takes
+        # longer than the products. Runtimes do it through each other's memory (Transformer Engine's user buffers).
+        for into in (forward, backward):
             into[TP] = max(into[TP] / layout.tp, into[TP] - into[LINEAR])
     if work.ep_bytes:
         one = exchange_s(work, layout, cluster)

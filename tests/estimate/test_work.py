@@ -49,17 +49,25 @@ def test_of_an_overlapped_ring_one_piece_shows(tp: int) -> None:
 
 
 def test_overlap_hides_no_more_than_the_products_take() -> None:
-    """On two nodes a collective takes longer than the products beside it, and the rest shows."""
-    for tp, nodes in ((8, 1), (16, 2)):
-        layout = replace(ONE, devices=8 * nodes, tp=tp, sp=True)
-        cluster = Cluster.load("a100-sxm-selene", devices=8 * nodes)
-        plain, hidden = (
-            one_block("mlp", LLAMA, replace(layout, overlap_tp=overlaps), cluster)[1] for overlaps in (False, True)
+    cluster = Cluster.load("a100-sxm-selene", devices=8)
+    tiers = tuple(replace(one, bytes_per_s=one.bytes_per_s / 20, curves=()) for one in cluster.tiers)
+    slow = Cluster(cluster.name, cluster.devices, cluster.device, tiers)
+    layout = replace(ONE, devices=8, tp=8, sp=True)
+    (_, alone), (_, beside) = (
+        one_block("mlp", LLAMA, replace(layout, overlap_tp=over), slow) for over in (False, True)
+    )
+    for before, after in ((alone.forward, beside.forward), (alone.backward, beside.backward)):
+        assert before[TP] > before[LINEAR] * 8 / 7, "what the rule is about"
+        assert after[TP] == pytest.approx(before[TP] - before[LINEAR], rel=1e-12)
+
+
+def test_overlap_needs_ranks_that_reach_each_others_memory() -> None:
+    for name, tp, hides in (("a100-sxm-selene", 16, False), ("gb200-nvl72", 16, True), ("atlas-800-a3", 16, True)):
+        cluster, layout = Cluster.load(name, devices=64), replace(ONE, devices=16, tp=tp, sp=True)
+        (_, alone), (_, beside) = (
+            one_block("mlp", LLAMA, replace(layout, overlap_tp=over), cluster) for over in (False, True)
         )
-        for before, after in ((plain.forward, hidden.forward), (plain.backward, hidden.backward)):
-            shown = max(before[TP] / tp, before[TP] - before[LINEAR])
-            assert after[TP] == pytest.approx(shown, rel=1e-12)
-            assert (shown > before[TP] / tp) == (nodes == 2), "what the rule is about"
+        assert (beside.forward[TP] < alone.forward[TP]) == hides, name
 
 
 def test_a_written_score_matrix_costs_the_full_square() -> None:
