@@ -57,6 +57,8 @@ def estimate_command(
         raise PlanError(str(layout), f"{problem} {shape.total_params}", "Search again for this model.")
     check_shape(shape, pinned.layout)
     found = estimate(shape, pinned.layout, machine)
+    if layout is not None:
+        _check_figures(layout, found)
     show(
         Text(_headline(shape, pinned.layout, machine)),
         Text(f"Not pinned, so: {', '.join(pinned.assumed)}.") if pinned.assumed else Text(""),
@@ -72,11 +74,26 @@ def written(path: Path, fix: list[str] | None, machine: Cluster, global_batch: i
     if fix:
         raise LegalityError("--layout", "expected a file or pins, but got both", "Leave --fix away.")
     found = load(path)
-    job = {"cluster": machine.name, "cluster_digest": machine.digest, "devices": machine.devices}
-    for name, asked in (job | {"global_batch": global_batch, "seq_len": seq_len}).items():
+    job: dict[str, str | int] = {"devices": machine.devices, "global_batch": global_batch, "seq_len": seq_len}
+    for name, asked in (job | {"cluster": machine.name, "cluster_digest": machine.digest}).items():
         if (there := getattr(found.question, name)) != asked:
             raise PlanError(str(path), f"expected {name} = {asked}, but it was searched for {there}", "Search again.")
     return Pinned(found.read(), ())
+
+
+SAME = 0.01
+"""Share by which figures of a layout file may be off: prices have moved since, but not so that it matters."""
+
+
+def _check_figures(path: Path, found: Estimate) -> None:
+    """PlanError: the file states another step or peak than its layout has."""
+    told = load(path)
+    for name, stated, computed in (
+        ("step_s", told.step_s, found.step_s), ("peak_bytes", told.peak_bytes, found.peak_bytes),
+    ):  # fmt: skip
+        if abs(stated - computed) > SAME * computed:
+            problem = f"expected {name} = {computed:.6g}, which its layout takes here, but the file states {stated:.6g}"
+            raise PlanError(str(path), problem, "It was changed, or prices were: search again with -o.")
 
 
 def pins_of(words: list[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from hpsearch.errors import LegalityError
 from hpsearch.schedule import KINDS, placement, refusal
@@ -11,6 +12,8 @@ RECOMPUTE = ("none", "selective", "full")
 OPTIMIZERS = ("adamw", "muon", "momentum", "sgd")
 AS_RUN = ("1f1b", "interleaved")
 """Schedules that take any number of micro-batches, as frameworks run them (`pipeline.as_run`)."""
+
+COUNTS = ("devices", "seq_len", "micro_batch", "global_batch", "tp", "pp", "cp", "ep", "etp", "vpp")
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ class ParallelLayout:
     """The allocator grows its segments (torch's `expandable_segments`): freed blocks of any size serve again."""
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         inner = self.tp * self.pp * self.cp
         if self.devices % inner:
             raise LegalityError(
@@ -141,6 +145,30 @@ class ParallelLayout:
                 "layout, recomputed", f"expected recompute = full with a share of 1.0 beside it, but found {how}",
                 "Legal: recomputed with full recompute, or a share without it.",
             )  # fmt: skip
+
+    def _check_numbers(self) -> None:
+        """Made often, so all at once; which one it is only matters when it is refused."""
+        counts = (
+            self.devices, self.seq_len, self.micro_batch, self.global_batch, self.tp, self.pp, self.cp, self.ep,
+            self.etp, self.vpp,
+        )  # fmt: skip
+        shares = self.recompute_share, self.offload_share
+        is_sound = min(counts) >= 1 and 0 <= shares[0] <= 1 and 0 <= shares[1] <= 1 and self.imbalance >= 1
+        if is_sound and self.imbalance < inf and bool not in map(type, counts):
+            return
+        for name, found in zip(COUNTS, counts, strict=True):
+            if isinstance(found, bool) or found < 1:
+                raise LegalityError(
+                    f"layout, {name}", f"expected a whole number of 1 or more, but found {found!r}",
+                    f"Legal: {name} of 1 and more.",
+                )  # fmt: skip
+        for name, share in zip(("recompute_share", "offload_share"), shares, strict=True):
+            if not 0 <= share <= 1:
+                raise LegalityError(f"layout, {name}", f"expected a share of 0 to 1, but found {share}", "0.5 is half.")
+        raise LegalityError(
+            "layout, imbalance", f"expected the most over the average, 1 or more, but found {self.imbalance}",
+            "1 is even.",
+        )  # fmt: skip
 
     def _check_uneven(self) -> None:
         ranks, most = sum(one for one, _ in self.uneven), max(count for _, count in self.uneven)

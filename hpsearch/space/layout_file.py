@@ -58,13 +58,17 @@ class LayoutFile(BaseModel):
     def read(self) -> ParallelLayout:
         """The layout, checked as any. PlanError: a field is none, is missing or has another type."""
         names = {field.name for field in fields(ParallelLayout)}
-        if odd := sorted(names ^ set(self.layout)):
-            raise PlanError("layout", f"expected its {len(names)} fields, but {odd[0]!r} is missing or unknown", "")
+        for odd, how in ((set(self.layout) - names, "unknown"), (names - set(self.layout), "missing")):
+            if odd:
+                problem = f"expected its {len(names)} fields, but {sorted(odd)[0]!r} is {how}"
+                raise PlanError("layout", problem, "Search again with -o: a layout file is not written by hand.")
         try:
-            return TypeAdapter(ParallelLayout).validate_python(self.layout)
+            return TypeAdapter(ParallelLayout).validate_json(json.dumps(self.layout), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            raise PlanError(f"layout, {first['loc'][0]}", f"{first['msg']}, found {first['input']!r}", "") from None
+            raise PlanError(
+                f"layout, {first['loc'][0]}", f"{first['msg']}, but found {first['input']!r}", "Search again with -o."
+            ) from None
 
 
 def layout_file(space: Space, found: Found) -> LayoutFile:

@@ -88,7 +88,7 @@ def test_a_damaged_layout_file_is_refused(hpsearch: Command, config: Path, tmp_p
         found = hpsearch("estimate", "--model", config, *JOB, "--layout", file)
         assert found.code == 1
         assert said in found.stderr
-    unknown = ('"tp": ', '"tq": ', "'tp' is missing or unknown")
+    unknown = ('"tp": ', '"tq": ', "'tq' is unknown")
     broken = (unknown, ('"precision": "bf16"', '"precision": 3', "layout, precision"))
     for old, new, said in broken:
         assert old in whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape, estimate
-from hpsearch.estimate.parallel import ParallelLayout
+from hpsearch.estimate.parallel import COUNTS, ParallelLayout
 from hpsearch.estimate.pins import check_device, check_shape, layout_of
 from hpsearch.estimate.shape import transformer
 
@@ -134,3 +135,22 @@ def test_a_device_without_bfloat16_is_priced_in_its_own_16_bits() -> None:
     small = layout_of({"precision": "fp16", "flash": "false"}, devices=8, global_batch=8, seq_len=2048).layout
     old, new = (estimate(LLAMA, small, Cluster.load(name, devices=8)) for name in ("v100-sxm", "a100-sxm-selene"))
     assert old.step_s > 2 * new.step_s
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        *((name, 0, f"layout, {name}: expected a whole number of 1 or more, but found 0.") for name in COUNTS),
+        ("pp", -2, "layout, pp: expected a whole number of 1 or more, but found -2."),
+        ("tp", True, "layout, tp: expected a whole number of 1 or more, but found True."),
+        ("offload_share", -0.1, "expected a share of 0 to 1, but found -0.1."),
+        ("recompute_share", float("nan"), "expected a share of 0 to 1, but found nan."),
+        ("imbalance", 0.5, "layout, imbalance: expected the most over the average, 1 or more, but found 0.5."),
+        ("imbalance", float("nan"), "but found nan."),
+        ("imbalance", float("inf"), "but found inf."),
+    ],
+)
+def test_numbers_that_no_layout_has(field: str, value: float, words: str) -> None:
+    layout = ParallelLayout(devices=8, seq_len=2048, micro_batch=1, global_batch=8)
+    with pytest.raises(LegalityError, match=re.escape(words)):
+        replace(layout, **{field: value})  # type: ignore[arg-type]
