@@ -24,12 +24,19 @@ class Pins:
 
 def pins_of_layout(layout: ParallelLayout, devices: int, global_batch: int) -> Pins:
     """LegalityError: the layout has a dimension that no emitted program has, or is of other devices or rows."""
+    if layout.stage_groups:
+        raise LegalityError(
+            f"layout, stage_groups = {', '.join(layout.stage_groups)}",
+            "expected devices that are all alike, but found stages on groups of unlike nodes",
+            "Search and plan with a cluster whose [device] is the weakest of them.",
+        )
     for name, asked in (("devices", devices), ("global_batch", global_batch)):
         if (found := getattr(layout, name)) != asked:
+            others = "" if name == "devices" else ", or for other --devices"
             raise LegalityError(
                 f"layout, {name} = {found}", f"expected the {asked} that a plan is asked for, but the layout has "
                 f"{'devices that stand idle' if found < asked else 'rows of no sequence'}",
-                f"Ask for --{name.replace('_', '-')} {found}, or pin dp when searching.",
+                f"Search again with --{name.replace('_', '-')} {found}{others}.",
             )  # fmt: skip
     for name, instead in UNSPLIT.items():
         if (found := getattr(layout, name)) > 1:
