@@ -35,7 +35,8 @@ def find(name: str | Path, devices: int) -> Path:
     text = os.fspath(name)
     if text == LOCAL:
         return _measured(devices)
-    if "/" in text or os.sep in text or text.endswith(".toml"):
+    unshipped = text and text not in shipped() and Path(text).exists()
+    if unshipped or "/" in text or os.sep in text or text.endswith(".toml"):
         path = Path(text)
         path = path / FILE_NAME if path.is_dir() else path
         if not path.is_file():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpsearch.cluster import Cluster, shipped
-from hpsearch.cluster.find import cost_models, is_whole, local_file, seal
+from hpsearch.cluster.find import cost_models, find, is_whole, local_file, seal
 from hpsearch.cluster.lines import line_of, line_of_paths
 from hpsearch.cluster.read import parse, read
 from hpsearch.cluster.units import LINKS
@@ -301,6 +301,18 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
     )
     with pytest.raises(ClusterError, match=r"cluster \./none\.toml: expected a file or a folder with cluster\.toml"):
         Cluster.load("./none.toml", devices=8)
+
+
+def test_a_folder_needs_no_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a shipped cluster has its name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "h100-sxm-ib400", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine" / "cluster.toml").write_text("")
+    assert find("mine", 8) == Path("mine/cluster.toml")
+    assert find("h100-sxm-ib400", 8) == cost_models() / "h100-sxm-ib400" / "cluster.toml"
+    with pytest.raises(ClusterError, match=r"cluster empty: expected a file or a folder with cluster\.toml"):
+        find("empty", 8)
 
 
 @pytest.mark.parametrize(
