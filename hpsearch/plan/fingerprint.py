@@ -62,7 +62,10 @@ def check_model(file: PlanFile, graph: ModelGraph, subject: str) -> None:
             "names and shapes agree with the plan, but the operations or their wiring differ: fingerprint "
             f"{file.model.fingerprint[:12]} in the plan, {model_fingerprint(graph)[:12]} now"
         )
-    raise PlanError(subject, f"made for another model: {problem}", REPLAN)
+    other = file.job.recipe != graph.recipe and file.model.name == graph.name
+    alone = other and next(parameter_differences(file, graph), None) is None
+    remedy = f"Compile with recipe={file.job.recipe!r}, or search again with --recipe {graph.recipe}."
+    raise PlanError(subject, f"made for another model: {problem}", remedy if alone else REPLAN)
 
 
 def model_differences(file: PlanFile, graph: ModelGraph) -> Iterator[str]:

@@ -64,7 +64,7 @@ def test_what_contradicts_is_refused(plan: Plan, asked: dict[str, Any], message:
     ("asked", "message"),
     [
         ({"fix": {"tp": 2}, "recipe": "fp64"}, "tp=2 was asked for, but the plan has tp=1"),
-        ({"recipe": "fp32"}, "the plan is for recipe fp64, this was captured for fp32"),
+        ({"recipe": "fp32"}, "the plan is for recipe fp64, this was captured for fp32. Compile with recipe='fp64', or"),
     ],
 )
 def test_compile_says_so(asked: dict[str, Any], message: str) -> None:
