@@ -17,7 +17,7 @@ SEVEN = ParallelLayout(devices=7, seq_len=8, micro_batch=1, global_batch=14)
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({}, r"global_batch = 14: expected the 8 .*sequence\. Search again with --global-batch 14, or f,
+        ({}, r"= 14: expected the 8 .*sequence\. Search again with --global-batch 14, or for other --devices\."),
         ({"pp": 7, "stage_groups": ("old",) * 7}, "layout, stage_groups = old, .*old: expected devices that are all"),
     ],
 )
