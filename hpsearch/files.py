@@ -7,6 +7,8 @@ import os
 import threading
 from pathlib import Path
 
+from hpsearch.errors import PlanError
+
 
 def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
     """Replaces the file at `path` by `content`, all or nothing.
@@ -32,3 +34,20 @@ def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
+
+
+def check_output(path: Path) -> None:
+    """PlanError: what is asked for can be no file, said before the work that would go into it."""
+    if path.is_dir():
+        raise PlanError(str(path), "cannot be written: it is a folder", f"Name a file, as {path / 'plan.json'}.")
+    if not path.parent.is_dir():
+        raise PlanError(str(path), f"cannot be written: there is no folder {path.parent}", "Create it first.")
+
+
+def deliver(path: str | os.PathLike[str], content: bytes) -> None:
+    """`atomic_write` of an answer that a user asked for. PlanError: it cannot be written."""
+    try:
+        atomic_write(path, content)
+    except OSError as error:
+        problem = f"cannot be written: {error.strerror or error}"
+        raise PlanError(str(path), problem, "What was there before is unchanged; choose another -o.") from error

@@ -14,7 +14,8 @@ import pytest
 REPO = Path(__file__).parent.parent
 PACKAGE = REPO / "hpsearch"
 ORDER = [
-    ("errors", "files"),
+    ("errors",),
+    ("files",),
     ("cluster",),
     ("layout",),
     ("schedule",),

@@ -14,7 +14,7 @@ from hpsearch.aim.module import Job, Module
 from hpsearch.aim.together import Together
 from hpsearch.cluster import Cluster
 from hpsearch.estimate import ParallelLayout
-from hpsearch.files import atomic_write
+from hpsearch.files import deliver
 
 SCHEMA = 1
 
@@ -42,8 +42,8 @@ def content(job: Job, cluster: Cluster, found: Together) -> bytes:
 
 
 def save(job: Job, cluster: Cluster, found: Together, path: Path) -> None:
-    """All or nothing. OSError."""
-    atomic_write(path, content(job, cluster, found))
+    """All or nothing. PlanError: it cannot be written."""
+    deliver(path, content(job, cluster, found))
 
 
 def _module(one: Module) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from hpsearch.errors import LegalityError, PlanError
 
@@ -58,7 +59,7 @@ def load_job(path: Path) -> JobFile:
         where = ".".join(map(str, first["loc"])) or "the file"
         fields = ", ".join(ModuleEntry.model_fields)
         remedy = f"Fields of a [[modules]] table: {fields}."
-        raise PlanError(f"{path}, {where}", f"{first['msg']}, found {first['input']!r}", remedy) from None
+        raise PlanError(f"{path}, {where}", _expected(first), remedy) from None
     for one in found.modules:
         if one.generates:
             raise LegalityError(
@@ -66,6 +67,15 @@ def load_job(path: Path) -> JobFile:
                 "by token has no price here", "Leave it out, and plan the devices that generate apart.",
             )  # fmt: skip
     return JobFile(modules=tuple(_beside(one, path.parent) for one in found.modules))
+
+
+def _expected(wrong: ErrorDetails) -> str:
+    if wrong["type"] == "missing":
+        there = ", ".join(wrong["input"]) if isinstance(wrong["input"], dict) else repr(wrong["input"])
+        return f"expected a value, but there is none (found only: {there or 'nothing'})"
+    if wrong["type"] == "extra_forbidden":
+        return f"expected a field that there is, but found this one = {wrong['input']!r}"
+    return f"{wrong['msg'].replace('Input should be', 'expected')}, but found {wrong['input']!r}"
 
 
 def _beside(entry: ModuleEntry, folder: Path) -> ModuleEntry:

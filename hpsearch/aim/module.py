@@ -53,7 +53,8 @@ class Job:
         seen: set[str] = set()
         for one in self.modules:
             if one.name in seen:
-                raise LegalityError(f"module {one.name}", "expected names that differ, but it is there twice", "")
+                problem = "expected names that differ, but it is there twice"
+                raise LegalityError(f"module {one.name}", problem, f"Call one of them {one.name}-2.")
             if missing := [name for name in (*one.takes, *one.after) if name not in seen]:
                 raise LegalityError(
                     f"module {one.name}", f"expected to wait for modules that stand before it, but {missing[0]!r} does "

@@ -25,6 +25,7 @@ from hpsearch.cli.search import in_words
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import memory, shape_of_graph
 from hpsearch.estimate.pins import PRECISIONS
+from hpsearch.files import check_output
 from hpsearch.plan import units
 from hpsearch.plan.tables import table
 from hpsearch.space import Found, Space
@@ -33,6 +34,13 @@ from hpsearch.space.pins import space_of
 
 LISTS = ("front", "plans")
 OBJECTIVES = (*DIMENSIONS, *LISTS)
+TOP = 10
+READ_BY = {
+    "--price": tuple(MEASURES), "--imbalance": ("robust",), "--seed": ("robust",), "--top": LISTS,
+    "--over": tuple(name for name, varied in DIMENSIONS.items() if varied),
+    **dict.fromkeys(("--step-below", "--tokens-per-second", "--output"), tuple(DIMENSIONS)),
+}  # fmt: skip
+"""Of options that not every objective reads: which do."""
 
 
 def aim_command(
@@ -57,7 +65,7 @@ def aim_command(
         float, typer.Option(min=1, help="For robust: tokens of the fullest expert rank over the average, at worst.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="For robust: of the simulations with other prices.")] = 0,
-    top: Annotated[int, typer.Option(metavar="K", min=1, help="Points of the front, or plans, that are shown.")] = 10,
+    top: Annotated[int, typer.Option(metavar="K", min=1, help="Points of the front, or plans, that are shown.")] = TOP,
     fix: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="As in `hpsearch search`.")] = None,
     precision: Annotated[str, typer.Option(help=f"Of matmuls: {', '.join(PRECISIONS)}.")] = "bf16",
     gap: Annotated[float, typer.Option(min=0, max=1, help="Each search stops this near to its bound.")] = 0.001,
@@ -65,8 +73,13 @@ def aim_command(
 ) -> None:
     """Searches for what is asked: tokens/s a device, cost, energy, fewest devices, largest batch, longest sequence,
     step against memory, or plans of different meshes."""
-    if objective not in OBJECTIVES:
-        raise LegalityError(f"objective {objective!r}", f"expected one of {', '.join(OBJECTIVES)}", "")
+    _check_read(objective, {
+        "--over": over, "--step-below": step_below is not None, "--price": price,
+        "--tokens-per-second": tokens_per_second is not None, "--imbalance": imbalance != 1, "--seed": seed,
+        "--top": top != TOP, "--output": output,
+    })  # fmt: skip
+    if output is not None:
+        check_output(output)
     machine = load_machine(cluster, devices)
     with progress_bar(f"capturing {model}"):
         graph = load_graph(model, seq_len, "bf16")
@@ -78,8 +91,6 @@ def aim_command(
         show_list(objective, space, top, gap=gap)
         return
     varied = DIMENSIONS[objective]
-    if over and not varied:
-        raise LegalityError("--over", f"expected an objective that varies something, but {objective} does not", "")
     values = stated(over) if over else _values(varied, space)
     clusters = {n: load_machine(cluster, n) for n in values} if varied == "devices" else {}
     limit_s = float("inf") if step_below is None else step_below
@@ -92,6 +103,20 @@ def aim_command(
     if output is not None:
         save(layout_file(at, found), output)
         show(Text(f"Written to {output}."))
+
+
+def _check_read(objective: str, given: dict[str, object]) -> None:
+    """LegalityError: an objective that is none, or an option that would do nothing."""
+    if objective not in OBJECTIVES:
+        raise LegalityError(f"objective {objective!r}", f"expected one of {', '.join(OBJECTIVES)}", "Ask for one.")
+    for name in (name for name, value in given.items() if value and objective not in READ_BY[name]):
+        if name == "--over":
+            problem = f"expected an objective that varies something, but {objective} does not"
+        elif objective in LISTS and len(READ_BY[name]) == len(DIMENSIONS):
+            problem = f"expected an objective with one answer, but {objective} gives several"
+        else:
+            problem = f"expected {' or '.join(READ_BY[name])}, but {objective} does not read it"
+        raise LegalityError(name, problem, f"Leave it out, or ask for one of {', '.join(READ_BY[name])}.")
 
 
 def _values(varied: str, space: Space) -> tuple[int, ...]:

@@ -20,8 +20,9 @@ from hpsearch.cli.options import ClusterName, Devices
 from hpsearch.cli.screen import progress_bar, show
 from hpsearch.cli.search import in_words
 from hpsearch.cluster import Cluster
-from hpsearch.errors import PlanError
+from hpsearch.errors import LegalityError, counted
 from hpsearch.estimate import shape_of_graph
+from hpsearch.files import check_output
 from hpsearch.plan import units
 from hpsearch.plan.tables import table
 from hpsearch.space.pins import space_of
@@ -36,16 +37,22 @@ def together_command(
 ) -> None:
     """Splits the devices of a cluster over several models that run in one step: the parts of a multimodal model, actor,
     critic, reference and reward of reinforcement learning."""
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise PlanError(str(output), "expected a file in a folder that is there, but it is none", "Name another.")
+    if output is not None:
+        check_output(output)
     entries = load_job(job).modules
     machine = load_machine(cluster, devices)
+    if machine.groups:
+        there = ", ".join(one.name for one in machine.groups)
+        raise LegalityError(
+            f"cluster {machine.name}", f"expected devices that are alike, but it has groups ({there}), and a model on "
+            "some of the devices would have to say of which group", "Describe one group as a cluster of its own.",
+        )  # fmt: skip
     modules = Job(tuple(_module(one, machine) for one in entries))
     sizes = shares(machine.tiers, devices)
     with progress_bar("searching"):
         found = together(modules, {n: load_machine(cluster, n) for n in sizes}, devices, gap=gap)
     show(
-        Text(f"{len(entries)} models on {devices} devices of {machine.name}: a step takes "
+        Text(f"{counted(len(entries), 'model')} on {counted(devices, 'device')} of {machine.name}: a step takes "
              f"{units.seconds(found.step_s)}."),
         _groups(found), _timeline(found), Text(_proof(found)), Text(_fixed(found)),
     )  # fmt: skip
@@ -86,12 +93,13 @@ def _timeline(found: Together) -> Table:
 
 
 def _proof(found: Together) -> str:
-    sizes = ", ".join(map(str, found.sizes))
+    sizes = f"{', '.join(map(str, found.sizes))} {'device' if found.sizes == (1,) else 'devices'}"
     return (
         f"Proven: no split takes less than {units.seconds(found.bound_s)} (gap {found.gap:.2%}), by this cost model, "
-        f"among groups of {sizes} devices, every model in one group, groups one model or several that take turns, "
+        f"among groups of {sizes}, every model in one group, groups one model or several that take turns, "
         "batches of models that pass activations in 1 to 16 parts. Models that get gradients back run forward twice. "
-        f"{found.considered:,} splits considered, {found.solved:,} simulated, {found.searched:,} models searched."
+        f"{counted(found.considered, 'split')} considered, {found.solved:,} simulated, "
+        f"{counted(found.searched, 'model')} searched."
     )
 
 

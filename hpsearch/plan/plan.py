@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpsearch.errors import PlanError, counted
-from hpsearch.files import atomic_write
+from hpsearch.files import deliver
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import Layout, Mesh, MeshAxis
 from hpsearch.plan.consistency import check_consistency
 from hpsearch.plan.fingerprint import check_model
 from hpsearch.plan.legality import check_legality, check_total
+from hpsearch.plan.own_stages import check_stages
 from hpsearch.plan.patterns import matches
 from hpsearch.plan.reading import read_plan
 from hpsearch.plan.schema import ClusterEntry, ParamEntry, PlanFile
@@ -109,11 +110,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the canonical bytes to `path`, all or nothing. Raises PlanError when the file cannot be written."""
-        try:
-            atomic_write(path, self.content)
-        except OSError as error:
-            problem = f"cannot be written: {error.strerror or error}"
-            raise PlanError(str(path), problem, "What was there before is unchanged; choose another -o.") from error
+        deliver(path, self.content)
 
     @staticmethod
     def load(path: str | os.PathLike[str], model: ModelGraph | None = None, cluster: Cluster | None = None) -> Plan:
@@ -139,6 +136,7 @@ class Plan:
             check_consistency(file, model, subject)
         else:
             check_total(file, subject)
+            check_stages(file, subject)
         if cluster is not None:
             check_cluster(file, cluster, subject)
         return Plan(file)

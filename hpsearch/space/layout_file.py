@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from hpsearch.errors import PlanError
 from hpsearch.estimate import ParallelLayout, memory
-from hpsearch.files import atomic_write
+from hpsearch.files import deliver
 from hpsearch.space.best import Found
 from hpsearch.space.space import Space
 
@@ -102,8 +102,8 @@ def content(file: LayoutFile) -> bytes:
 
 
 def save(file: LayoutFile, path: Path) -> None:
-    """All or nothing. OSError."""
-    atomic_write(path, content(file))
+    """All or nothing. PlanError: it cannot be written."""
+    deliver(path, content(file))
 
 
 def load(path: Path) -> LayoutFile:

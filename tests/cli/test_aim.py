@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from hpsearch.cluster import Cluster
 from hpsearch.space.layout_file import load
 from tests.cli.conftest import Command
 from tests.cli.test_estimate import CONFIG
 
+REPO = Path(__file__).parents[2]
 JOB = ("--cluster", "h100-sxm-ib400", "--devices", 16, "--global-batch", 64, "--seq-len", 2048)
 SMALL = ("--fix", "cp=1,vpp=1,recompute=full,micro_batch=1+2")
 
@@ -61,6 +63,17 @@ def test_every_objective(hpsearch: Command, config: Path, arguments: tuple[str, 
         (("devices",), "expected a deadline, because one device is the least for any step"),
         (("cost",), "but h100-sxm-ib400 states none. Give --price '2.5 USD/h'"),
         (("time", "--over", "8"), "--over: expected an objective that varies something, but time does not"),
+        (("front", "--over", "4..8"), "--over: expected an objective that varies something, but front does not"),
+        (("rate", "--price", "2 USD/h"), "--price: expected cost or energy, but rate does not read it"),
+        (
+            ("front", "--step-below", "1"),
+            "--step-below: expected an objective with one answer, but front gives several",
+        ),
+        (("plans", "--tokens-per-second", "1"), "--tokens-per-second: expected an objective with one answer"),
+        (("plans", "-o", "x.json"), "--output: expected an objective with one answer, but plans gives several"),
+        (("time", "--imbalance", "2"), "--imbalance: expected robust, but time does not read it"),
+        (("time", "--seed", "1"), "--seed: expected robust, but time does not read it"),
+        (("time", "--top", "3"), "--top: expected front or plans, but time does not read it"),
         (("batch", "--over", "x"), "--over: expected numbers as 8,16,32"),
         (("devices", "--step-below", "0.0001"), "expected a step of at most 0.0001 s with devices of 1, 2, 3"),
     ],
@@ -70,6 +83,9 @@ def test_what_is_refused(hpsearch: Command, config: Path, arguments: tuple[str, 
     found = hpsearch("aim", objective, "--model", config, *JOB, *SMALL, *more)
     assert found.code in (1, 3)
     assert words in " ".join(found.stderr.split())
+
+
+TWICE = '[[modules]]\nname = "reference"\nmodel = "config.json"\nglobal_batch = 16\nseq_len = 2048\n'
 
 
 def job(folder: Path, config: Path, more: str = "") -> Path:
@@ -102,15 +118,21 @@ def test_no_file_where_there_is_no_folder(hpsearch: Command, config: Path, tmp_p
     where = ("--cluster", "h100-sxm-ib400", "--devices", 16, "-o", tmp_path / "none" / "answer.json")
     found = hpsearch("together", job(tmp_path, config), *where)
     assert found.code == 1
-    assert "expected a file in a folder that is there" in " ".join(found.stderr.split())
+    assert "cannot be written: there is no folder" in " ".join(found.stderr.split())
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         ("generates = true\n", "module reference: expected a module that trains or runs forward, but it generates"),
-        ("speed = 3\n", "modules.0.speed: Extra inputs are not permitted"),
+        ("speed = 3\n", "modules.0.speed: expected a field that there is, but found this one = 3. Fields of"),
         ('after = ["critic"]\n', "expected to wait for modules that stand before it, but 'critic' does not"),
+        (
+            '[[modules]]\nname = "reference"\n',
+            "modules.1.model: expected a value, but there is none (found only: name)",
+        ),
+        ('runs = "x"\n', "modules.0.runs: expected a valid integer"),
+        (TWICE, "module reference: expected names that differ, but it is there twice. Call one of them reference-2."),
         ("x = \n", "expected TOML (or .json), but"),
     ],
 )
@@ -118,6 +140,37 @@ def test_jobs_that_are_refused(hpsearch: Command, config: Path, tmp_path: Path, 
     found = hpsearch("together", job(tmp_path, config, more), "--cluster", "h100-sxm-ib400", "--devices", 16)
     assert found.code == 1
     assert words in " ".join(found.stderr.split())
+
+
+def test_a_job_without_models(hpsearch: Command, tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("")
+    found = hpsearch("together", path, "--cluster", "h100-sxm-ib400", "--devices", 16)
+    assert found.code == 1
+    words = "modules: expected a value, but there is none (found only: nothing). Fields of a [[modules]] table"
+    assert words in " ".join(found.stderr.split())
+
+
+def test_unlike_nodes_are_refused_by_name(hpsearch: Command, config: Path, tmp_path: Path) -> None:
+    """With the README's groups, which so are known to load."""
+    machine = tmp_path / "unlike"
+    machine.mkdir()
+    readme = (REPO / "README.md").read_text()
+    groups = next(block for block in readme.split("```toml\n") if block.startswith("[[groups]]")).split("```")[0]
+    plain = (REPO / "cost_models" / "h100-sxm-ib400" / "cluster.toml").read_text()
+    (machine / "cluster.toml").write_text(f"{plain}\n{groups}")
+    assert [one.devices for one in Cluster.load(machine, devices=32).groups] == [24, 8]
+    found = hpsearch("together", job(tmp_path, config), "--cluster", machine, "--devices", 32)
+    assert found.code == 1
+    assert "expected devices that are alike, but it has groups (full, slow)" in " ".join(found.stderr.split())
+
+
+@pytest.mark.parametrize("kind", ["aim", "together"])
+def test_where_nothing_can_be_written(hpsearch: Command, config: Path, tmp_path: Path, kind: str) -> None:
+    asked = ("time", "--model", config, *JOB, *SMALL) if kind == "aim" else (job(tmp_path, config), *JOB[:4])
+    found = hpsearch(kind, *asked, "-o", "/proc/x.json")
+    assert found.code == 1
+    assert "/proc/x.json: cannot be written: No such file or directory. What was" in " ".join(found.stderr.split())
 
 
 def test_the_example_is_a_job(hpsearch: Command) -> None:
