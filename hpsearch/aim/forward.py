@@ -18,7 +18,7 @@ from hpsearch.estimate import ModelShape, ParallelLayout, Priced
 from hpsearch.estimate.estimate import assembled, chunk_params
 from hpsearch.estimate.memory import RESERVE, context_bytes, loss_bytes, step_buffers
 from hpsearch.estimate.price import scales
-from hpsearch.estimate.stages import chunks, sizes_of
+from hpsearch.estimate.stages import chunks, filled_sizes
 from hpsearch.estimate.work import Work
 from hpsearch.space import Space
 from hpsearch.space.prices import Prices
@@ -111,7 +111,7 @@ def best_forward(space: Space) -> Forward:
 
 def _forward(space: Space, prices: Prices, number: int, row: tuple[int, ...], rates: Efficiency) -> Forward:
     works, seconds = prices.inners[number].works, prices.inners[number].seconds
-    layout = space.layout(prices.insides[number], row, sizes_of(space.shape, row[0] * row[1]))  # type: ignore[arg-type]
+    layout = space.layout(prices.insides[number], row, filled_sizes(space.shape, row[0] * row[1]))  # type: ignore[arg-type]
     priced = assembled(space.shape, layout, space.cluster, works, seconds)
     peak, stays = forward_bytes(space.shape, layout, works)
     return Forward(layout, forward_s(priced, rates), peak, stays)

@@ -32,6 +32,8 @@ from hpsearch.space.layout_file import layout_file, save
 from hpsearch.space.pins import SWITCHES, space_of
 from hpsearch.space.space import PINS
 
+OPEN_CUTS = 0.005
+"""A gap beyond this, with nothing left open, is told apart."""
 OTHERS = 5
 """Layouts with another mesh that are shown beside the best."""
 
@@ -154,7 +156,7 @@ def _headline(space: Space, found: Found) -> str:
 
 
 def _steps(space: Space, found: Found) -> Table:
-    made = table("The best of each mesh", "layout", "step", "tokens/s a device", "memory", "slower")
+    made = table("Solved on the way, one a mesh", "layout", "step", "tokens/s a device", "memory", "slower")
     seen: set[tuple[int, ...]] = set()
     for choice in found.tried:
         layout = choice.layout
@@ -195,7 +197,9 @@ def _proof(found: Found) -> Text:
         + (f", {proof.left:,} left open." if proof.left else "."),
         f"Space: {proof.space}.",
     ]
-    lines += [f"Refused by {rule} ({count:,} times): {what}, …" for rule, what, count in proof.refused]
+    if proof.gap > OPEN_CUTS and not proof.left:
+        lines.insert(1, "The gap is that of cuts into stages: all are bounded, the best found by moving single layers.")
+    lines += [f"Refused by {rule} ({counted(count, 'time')}): {what}." for rule, what, count in proof.refused]
     return Text("\n".join(lines))
 
 

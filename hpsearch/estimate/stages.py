@@ -92,8 +92,17 @@ def _recomputed(shape: ModelShape, layout: ParallelLayout, found: list[Chunk]) -
     return made
 
 
+def filled_sizes(shape: ModelShape, count: int) -> list[int]:
+    """`sizes_of`, but a chunk that a heavy head would leave without layers has one: programs have no empty stages."""
+    sizes = sizes_of(shape, count)
+    while min(sizes) < 1:
+        sizes[sizes.index(max(sizes))] -= 1
+        sizes[sizes.index(min(sizes))] += 1
+    return sizes
+
+
 def sizes_of(shape: ModelShape, count: int) -> list[int]:
-    """Layers of each chunk, adding up to all of them."""
+    """Layers of each chunk, adding up to all of them, as frameworks deal them out: the last may have only the head."""
     base, more = divmod(shape.layers, count)
     if not more and not shape.mtp_layers:
         return [base] * count

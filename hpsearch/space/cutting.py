@@ -17,7 +17,7 @@ from hpsearch.cluster.efficiency import Efficiency
 from hpsearch.estimate import ParallelLayout
 from hpsearch.estimate.estimate import by_rank, price
 from hpsearch.estimate.memory import stage_memory
-from hpsearch.estimate.stages import chunks, sizes_of, with_again
+from hpsearch.estimate.stages import chunks, filled_sizes, with_again
 from hpsearch.estimate.stands import in_words, rooms_of
 from hpsearch.estimate.uneven import ranks_of, shares, with_shares
 from hpsearch.space.exact import Choice, fits, fitted, simulated
@@ -82,7 +82,7 @@ class Cutting:
             return self._best([layout.cut], can_prove=True)
         if comb(layers - 1, layout.pp - 1) <= MOST_CUTS:
             return self._best(every_cut(layers, layout.pp), can_prove=True)
-        for cut in (layout.cut, even_cut(self.space, layout.pp), self._packed()):
+        for cut in (layout.cut, tuple(filled_sizes(self.space.shape, layout.pp)), self._packed()):
             found, _ = self._best([cut] if cut else [], can_prove=False)
             if found is not None:
                 return self._polished(found) if found.step_s < best_s * NEAR else found, None
@@ -96,7 +96,7 @@ class Cutting:
                 least_s = min(least_s, floor_s)
                 if found is None or step_s < found.step_s:
                     found = Choice(made, step_s)
-        is_least = self.priced.layout.recompute == "selective" or not self.layout.offload_share
+        is_least = self.priced.layout.recompute != "full" or not self.layout.offload_share
         is_proven = can_prove and (is_least or self.layout.pp == 1)
         return found, least_s if is_proven else None
 
@@ -122,7 +122,7 @@ class Cutting:
         if made is None:
             return
         yield made
-        if not layout.offload_share or made.recompute == "selective":
+        if not layout.offload_share or self.priced.layout.recompute != "full":
             return
         least = made.recomputed or (0,) * len(cut)
         for more in range(1, max(cut) + 1):
@@ -182,12 +182,3 @@ def every_cut(layers: int, stages: int) -> list[Cut]:
     """Into stages of at least one layer each."""
     ends = ((0, *inner, layers) for inner in combinations(range(1, layers), stages - 1))
     return [tuple(after - before for before, after in pairwise(one)) for one in ends]
-
-
-def even_cut(space: Space, stages: int) -> Cut:
-    """As even as it comes; a stage that a heavy head would leave without layers has one."""
-    sizes = sizes_of(space.shape, stages)
-    while min(sizes) < 1:
-        sizes[sizes.index(max(sizes))] -= 1
-        sizes[sizes.index(min(sizes))] += 1
-    return tuple(sizes)

@@ -61,7 +61,7 @@ def fitted(shape: ModelShape, layout: ParallelLayout, priced: Inner, rooms: Sequ
 
     `layout` has a cut; its inside is `priced`. Recompute of a part fits or does not.
     """
-    if layout.recompute == "selective":
+    if priced.layout.recompute != "full":
         return layout if fits(shape, layout, priced, rooms) else None
     again = [0] * len(layout.cut)
     plain = replace(layout, recompute="none", recomputed=())

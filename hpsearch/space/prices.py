@@ -20,7 +20,7 @@ from hpsearch.estimate.memory import MASTER_BYTES, RESERVE
 from hpsearch.estimate.optimizer import moment_bytes, traffic_bytes
 from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import kind_of
-from hpsearch.estimate.stages import sizes_of
+from hpsearch.estimate.stages import filled_sizes
 from hpsearch.space.around import Around, around, least_rate, links_s
 from hpsearch.space.bound import WHOLE, Pipes, Stacked, even_s, least_s, without_memory_s
 from hpsearch.space.dealing import Lines
@@ -226,7 +226,7 @@ class Prices:
         """Of layouts of any pipelines, what one rank needs; of 1F1B what is paid once."""
         looks = self._looks(members)
         counts = sorted({stages * virtual for _, stages, virtual in looks.pipelines if virtual > 1})
-        sizes = {count: list(self.space.cut) or sizes_of(self.space.shape, count) for count in counts}
+        sizes = {count: list(self.space.cut) or filled_sizes(self.space.shape, count) for count in counts}
         return np.asarray(rough_s(looks, sizes) + np.array([self.around(*one).once_s for one in members]))
 
     def _looks(self, members: list[tuple[int, Row]]) -> Looks:
@@ -253,7 +253,7 @@ class Prices:
                 continue
             pipes = self._pipes([members[i] for i in some.tolist()], again)
             if vpp > 1:
-                sizes = list(self.space.cut) or sizes_of(self.space.shape, pp * vpp)
+                sizes = list(self.space.cut) or filled_sizes(self.space.shape, pp * vpp)
                 more, cuts[some] = even_s(pipes, sizes, cutoff_s[some]), np.array(sizes)
             else:
                 bounds = least_s(pipes, cutoff_s[some])

@@ -11,7 +11,7 @@ from hpsearch.cluster.tier import node_size
 from hpsearch.errors import HpsearchError, InfeasibleError, LegalityError, counted
 from hpsearch.estimate import Memory, ParallelLayout
 from hpsearch.estimate.memory import REMEDIES, RESERVE, context_bytes, states
-from hpsearch.estimate.stages import sizes_of
+from hpsearch.estimate.stages import filled_sizes
 from hpsearch.estimate.stands import tightest
 from hpsearch.space.prices import Prices
 from hpsearch.space.rules import Rules
@@ -132,7 +132,7 @@ def _leanest(prices: Prices) -> list[tuple[Memory, int, ParallelLayout]]:
             guesses.append((float(states / row[0] + kept), number, tuple(row)))
     found = []
     for _, number, row in sorted(guesses)[:LEANEST]:
-        cut = list(space.cut) or sizes_of(space.shape, row[0] * row[1])
+        cut = list(space.cut) or filled_sizes(space.shape, row[0] * row[1])
         again = cut if prices.insides[number].recompute == "full" else ()
         layout = space.layout(prices.insides[number], row, cut, again)
         found.append((*tightest(space.shape, layout, space.cluster), layout))

@@ -45,8 +45,16 @@ RULES = (
          "interleaved kinds take whole groups of pp micro-batches, zb-h1 at least pp, dualpipev 2·pp: fewer do not "
          "fill all ranks"),
     Rule("batch", "dp", "dp·micro-batch is at most the global batch: no data rank has nothing to do"),
+    Rule("shards", "shard_ranks", "states are sharded over all data ranks, or (ZeRO-3) over those of one domain of a "
+         "tier, if these divide the data ranks"),
+    Rule("rounds", "micro_batch", "at most 16,384 micro-batches in a step: each is on the timeline"),
     Rule("idle", "dp", "at most 4 % of the devices stand idle"),
 )  # fmt: skip
+
+
+EXAMPLES = 6
+"""Of what broke a rule that are shown."""
+MOST_MICRO_BATCHES = 2**14
 
 
 @dataclass
@@ -165,7 +173,8 @@ class Rules:
         for (rule, what), count in sorted(self.refused.items()):
             grouped.setdefault(rule, []).append(what)
             counts[rule] += count
-        return [(rule, ", ".join(grouped[rule][:6]), count) for rule, count in counts.most_common()]
+        shown = {rule: ", ".join(what[:EXAMPLES]) + ", …" * (len(what) > EXAMPLES) for rule, what in grouped.items()}
+        return [(rule, shown[rule], count) for rule, count in counts.most_common()]
 
 
 def _smooth(number: int) -> bool:

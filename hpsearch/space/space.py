@@ -19,7 +19,7 @@ from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape, ParallelLayout
 from hpsearch.estimate.shape import kind_of
 from hpsearch.schedule import KINDS
-from hpsearch.space.rules import Rules
+from hpsearch.space.rules import MOST_MICRO_BATCHES, Rules
 
 Ints = NDArray[np.int64]
 
@@ -100,18 +100,19 @@ class Inside:
     etp: int
     micro_batch: int
     recompute: str
-    """full: any number of layers of each stage, none among them; else the part that every layer computes again."""
+    """full: any number of layers of each stage, none among them; none, where it is pinned; else the part that every
+    layer computes again."""
 
     def layout(self, base: ParallelLayout) -> ParallelLayout:
         """A smallest layout with this inside and the switches of `base`."""
         ranks = self.ep * self.etp
-        full = self.recompute == "full"
+        by_layers = self.recompute in ("full", "none")
         return replace(
             base, devices=self.tp * self.cp * ranks, pp=1, vpp=1, cut=(), recomputed=(), recompute_share=1.0,
             micro_batch=self.micro_batch, global_batch=self.micro_batch * ranks, tp=self.tp, sp=self.sp, cp=self.cp,
             cp_kind=self.cp_kind, ep=self.ep, etp=self.etp, zero=1, fsdp=False, shard_ranks=0,
-            recompute="full" if full else "selective",
-            recompute_parts=base.recompute_parts if full else frozenset(self.recompute.split("+")),
+            recompute=self.recompute if by_layers else "selective",
+            recompute_parts=base.recompute_parts if by_layers else frozenset(self.recompute.split("+")),
         )  # fmt: skip
 
 
@@ -194,7 +195,7 @@ class Space:
             for tp in self.values("tp", rules.legal_tp(shape, self.devices // cp)):
                 kinds = tuple(self.values("cp_kind", rules.legal_cp_kinds(shape, tp, cp)))
                 experts = tuple(self._experts(rules, tp))
-                recomputes = tuple(self.values("recompute", self.recomputes()))
+                recomputes = tuple(self.values("recompute", [*self.recomputes(), *self._no_recompute()]))
                 for sp in self.values("sp", rules.legal_sp(self.base.seq_len, tp, cp)):
                     for rows in self.values("micro_batch", self.pins.get("micro_batch", self.rows(cp))):
                         slot = Slot(tp, sp, cp, rows, kinds, experts, recomputes)
@@ -223,6 +224,10 @@ class Space:
         }
         return ["full", *(part for part in PARTS if there[part])]
 
+    def _no_recompute(self) -> list[str]:
+        """Only pinned: `full` has it among others."""
+        return ["none"] if "none" in self.pins.get("recompute", ()) else []
+
     def outsides(self, inside: Inside, rules: Rules) -> Ints:
         """Everything around `inside`: rows of pp, vpp, dp, micro-batches, ZeRO level, shard ranks, schedules."""
         key = inside.tp, inside.cp, inside.micro_batch
@@ -244,7 +249,10 @@ class Space:
             for dp in self._data_ranks(inside, pp, rules):
                 rows = dp * inside.micro_batch
                 count = -(-self.global_batch // rows)
-                how = self._sharding(inside, dp, pp)
+                if count > MOST_MICRO_BATCHES:
+                    rules.refuse("rounds", f"{count} micro-batches")
+                    continue
+                how = self._sharding(inside, dp, pp, rules)
                 for vpp in self.values("vpp", rules.legal_vpp(self.shape, pp, count, MOST_VIRTUAL)):
                     if self.cut and pp * vpp != len(self.cut):
                         continue
@@ -277,17 +285,20 @@ class Space:
         """Legal schedules as bits."""
         return bits_of(self.values("schedule", rules.legal_schedules(pp, vpp, count)))
 
-    def _sharding(self, inside: Inside, dp: int, pp: int) -> list[tuple[int, int]]:
+    def _sharding(self, inside: Inside, dp: int, pp: int, rules: Rules) -> list[tuple[int, int]]:
         """(ZeRO level, ranks that share states; 0 for all)."""
         ranks = dp * inside.cp
         if ranks == 1:
-            return [(zero, 0) for zero in self.values("zero", (0,))]
+            return [(zero, part) for zero in self.values("zero", (0,)) for part in self.values("shard_ranks", (0,))]
         found = []
         for zero in self.values("zero", (0, 1, 2, 3) if pp == 1 else (0, 1, 3)):
             parts = [0]
             if zero == 3:
                 sizes = (size // inside.tp for size in domains(self.cluster) if size % inside.tp == 0)
                 parts += sorted({n for n in sizes if 1 < n < ranks and ranks % n == 0})
+            for part in self.pins.get("shard_ranks", ()):
+                if part not in parts:
+                    rules.refuse("shards", f"shard_ranks={part}")
             found += [(zero, part) for part in self.values("shard_ranks", parts)]
         return found
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hpsearch.estimate.stages import sizes_of
+from hpsearch.estimate.stages import filled_sizes
 from hpsearch.estimate.stands import Stand, arrangements
 from hpsearch.estimate.uneven import ranks_of, shares
 from hpsearch.space.bound import PRECISION
@@ -148,7 +148,7 @@ class Unlike:
         """Of chunks that are cut alike: what the rank with most to do takes."""
         pp, vpp, _, m = row[:4]
         layout = self.prices.space.layout(self.prices.insides[number], row)
-        sizes = list(self.prices.space.cut) or sizes_of(self.prices.space.shape, pp * vpp)
+        sizes = list(self.prices.space.cut) or filled_sizes(self.prices.space.shape, pp * vpp)
         ends = np.concatenate([[0], np.cumsum(sizes)])
         base = self.prices.table(number, row)
         before = base.forward_s if layout.is_split else base.base_s

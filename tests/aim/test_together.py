@@ -19,7 +19,7 @@ from hpsearch.cluster.efficiency import efficiency_of
 from hpsearch.errors import InfeasibleError, LegalityError
 from hpsearch.estimate import ModelShape, ParallelLayout, memory, price, rank_memory
 from hpsearch.estimate.shape import transformer
-from hpsearch.estimate.stages import sizes_of
+from hpsearch.estimate.stages import filled_sizes
 from hpsearch.space import Space
 from tests.space.naive import every_layout, step_s
 
@@ -104,7 +104,7 @@ def trained(one: Module, cluster: Cluster, base: ParallelLayout) -> Iterator[Opt
 def forwards(one: Module, cluster: Cluster, base: ParallelLayout) -> Iterator[Option]:
     rates = efficiency_of(cluster.device.name, cluster.efficiency)
     for layout in every_layout(one.shape, cluster, base, one.pins, whole=False):
-        layout = replace(layout, cut=tuple(sizes_of(one.shape, layout.pp)))
+        layout = replace(layout, cut=tuple(filled_sizes(one.shape, layout.pp)))
         priced = price(one.shape, layout, cluster)
         peak, stays = forward_bytes(one.shape, layout, works_of(one.shape, layout, cluster))
         f = priced.chunk_seconds(rates)[0].tolist()

@@ -11,7 +11,7 @@ from hpsearch.cluster import Cluster
 from hpsearch.errors import ClusterError
 from hpsearch.estimate import LatentAttention, ModelShape, ParallelLayout
 from hpsearch.estimate.shape import Layer, StateSpace
-from hpsearch.estimate.stages import sizes_of
+from hpsearch.estimate.stages import filled_sizes
 from hpsearch.space import Space
 from hpsearch.space.rules import Rules
 from hpsearch.space.space import Inside, Row, apart
@@ -139,7 +139,7 @@ def some_cuts(draw: random.Random, space: Space, inside: Inside, row: Row, numbe
     pp, vpp = row[:2]
     found = []
     for _ in range(number):
-        cut = sizes_of(space.shape, pp * vpp) if vpp > 1 else a_cut(draw, space.shape.layers, pp)
+        cut = filled_sizes(space.shape, pp * vpp) if vpp > 1 else a_cut(draw, space.shape.layers, pp)
         plain = space.layout(inside, row, cut)
         if inside.recompute != "full":
             found.append(plain)

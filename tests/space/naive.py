@@ -20,7 +20,7 @@ from hpsearch.estimate.estimate import Priced, assembled, blocks
 from hpsearch.estimate.pipeline import run_s
 from hpsearch.estimate.price import Seconds
 from hpsearch.estimate.shape import kind_of
-from hpsearch.estimate.stages import sizes_of
+from hpsearch.estimate.stages import filled_sizes
 from hpsearch.estimate.work import Work
 
 Pins = Mapping[str, tuple[Any, ...]]
@@ -215,7 +215,7 @@ def _recomputes(shape: ModelShape, base: ParallelLayout) -> list[str]:
 
 def _cuts(shape: ModelShape, layout: ParallelLayout) -> list[tuple[int, ...]]:
     if layout.vpp > 1:
-        return [tuple(sizes_of(shape, layout.chunks))]
+        return [tuple(filled_sizes(shape, layout.chunks))]
     return compositions(shape.layers, layout.pp)
 
 

@@ -23,7 +23,7 @@ from hpsearch.estimate.optimizer import traffic_bytes
 from hpsearch.estimate.price import Seconds
 from hpsearch.estimate.shape import transformer
 from hpsearch.estimate.stages import chunks as chunks_of
-from hpsearch.estimate.stages import sizes_of
+from hpsearch.estimate.stages import filled_sizes
 from hpsearch.estimate.stands import in_words
 from hpsearch.estimate.uneven import shares
 from hpsearch.estimate.work import Work
@@ -286,7 +286,7 @@ def test_no_bound_of_an_arrangement_is_above_a_layout_that_stands_so(name: str, 
     for inside in space.insides(rules):
         number = unlike.prices.price(inside)
         for row in map(tuple, apart(space.outsides(inside, rules)).tolist()):
-            cut = tuple(sizes_of(space.shape, row[0] * row[1]))
+            cut = tuple(filled_sizes(space.shape, row[0] * row[1]))
             ways = {in_words(way.stands): way.bound_s for way in unlike.placed(number, row, cut, float("inf"))}
             plain = space.layout(inside, row)
             for stands_so in stands(space.cluster, plain):

@@ -148,3 +148,20 @@ def test_odd_lengths_are_not_cut() -> None:
 def test_every_error_is_ours() -> None:
     with pytest.raises(HpsearchError):
         space(8, 8, {"bucket": (3,)})
+
+
+def test_states_are_sharded_over_ranks_that_there_are() -> None:
+    """Otherwise the pin would leave only layouts without data ranks, without a word."""
+    with pytest.raises(LegalityError, match=r"pin shard_ranks: expected a legal value .*, but got 3\. Legal: 0\."):
+        best(space(8, 8, {"shard_ranks": (3,)}))
+
+
+def test_no_recompute_is_a_pin() -> None:
+    found = best(space(8, 8, {"recompute": ("none",)}))
+    assert {one.layout.recompute for one in found.tried} == {"none"}
+
+
+def test_a_step_of_a_million_micro_batches_is_refused_at_once() -> None:
+    huge = space(8, 10**9 + 7, seq_len=128)
+    with pytest.raises(InfeasibleError, match=r"rounds \(\d+ times: \d+ micro-batches"):
+        best(huge)
