@@ -19,6 +19,7 @@ from hpsearch.plan.names import (
     share_cut_over_tp,
     tensor_parallel_name,
 )
+from hpsearch.plan.own_stages import UNCHECKED, disorder
 from hpsearch.plan.plan import Plan
 from hpsearch.plan.schema import CollectiveEntry, ParamEntry
 from hpsearch.plan.stage_words import pipeline_words, stage_table
@@ -32,6 +33,8 @@ def explain(plan: Plan) -> Group:
     parts: list[RenderableType] = [Text(headline(plan)), Text(in_words(plan)), mesh_table(plan)]
     if plan.is_edited:
         parts.append(Text("Edited by hand: predictions and certificate are of the original."))
+        if plan.file.pipeline is not None:
+            parts += [Text(sentence) for sentence in (disorder(plan.file.pipeline), UNCHECKED) if sentence]
     parts += [time_table(plan), memory_table(plan)]
     if plan.file.pipeline is not None:
         parts.append(stage_table(plan.file.pipeline))

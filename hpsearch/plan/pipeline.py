@@ -8,7 +8,7 @@ from hpsearch.errors import HpsearchError
 from hpsearch.graph import ModelGraph
 from hpsearch.plan.schema import PipelineEntry, PlanFile, StageEntry
 from hpsearch.plan.stages import Stage, split
-from hpsearch.schedule import KINDS, dry_run
+from hpsearch.schedule import KINDS, dry_run, make_schedule, refusal
 
 Fault = tuple[str, str]
 
@@ -51,6 +51,17 @@ def pipeline_faults(file: PlanFile) -> Iterator[Fault]:
     if entry.schedule.micro_batches != file.job.micro_batches:
         problem = f"pipeline.actions: expected {file.job.micro_batches} micro-batches (job.micro_batches)"
         yield f"{problem}, but found {entry.schedule.micro_batches}", "Make the two agree."
+    if not is_made_as(entry, entry.kind):
+        true = next((kind for kind in KINDS if is_made_as(entry, kind)), None)
+        if true is not None:
+            yield f"pipeline.kind: expected {true}, which the actions are, but found {entry.kind}", f"Write {true}."
+
+
+def is_made_as(entry: PipelineEntry, kind: str) -> bool:
+    """Whether the actions are those that `make_schedule` makes of the kind; else they were written by hand."""
+    schedule = entry.schedule
+    asked = (kind, entry.ranks, len(entry.stages) // entry.ranks, schedule.micro_batches)
+    return refusal(*asked) is None and make_schedule(*asked) == schedule
 
 
 def stage_faults(file: PlanFile, model: ModelGraph) -> Iterator[Fault]:

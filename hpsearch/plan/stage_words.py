@@ -6,6 +6,7 @@ from rich.table import Table
 
 from hpsearch.plan import tables, units
 from hpsearch.plan.patterns import pattern_of
+from hpsearch.plan.pipeline import is_made_as
 from hpsearch.plan.schema import PipelineEntry
 
 SHOWN = 72
@@ -18,7 +19,8 @@ def pipeline_words(entry: PipelineEntry) -> str:
     virtual = f", {each} on each rank" if each > 1 else ""
     actions = entry.actions[0]
     shown = actions if len(actions) <= SHOWN else actions[:SHOWN].rpartition(" ")[0] + " …"
-    return f"{len(entry.stages)} stages{virtual}, schedule {entry.kind}; the first rank does {shown}."
+    kind = entry.kind if is_made_as(entry, entry.kind) else f"written by hand, not that of {entry.kind}"
+    return f"{len(entry.stages)} stages{virtual}, schedule {kind}; the first rank does {shown}."
 
 
 def stage_table(entry: PipelineEntry) -> Table:
