@@ -17,7 +17,7 @@ from hpsearch.aim.over import FARTHEST, counts, multiples, stated
 from hpsearch.aim.price import MEASURES, tariff_of
 from hpsearch.aim.vary import SHARE, steadiness, steady, ties
 from hpsearch.cli.estimate import pins_of
-from hpsearch.cli.machine import load_machine
+from hpsearch.cli.machine import load_machine, load_parts
 from hpsearch.cli.model import load_graph
 from hpsearch.cli.options import ClusterName, Devices, GlobalBatch, Model, SeqLen
 from hpsearch.cli.screen import progress_bar, show
@@ -92,7 +92,7 @@ def aim_command(
         return
     varied = DIMENSIONS[objective]
     values = stated(over) if over else _values(varied, space)
-    clusters = {n: load_machine(cluster, n) for n in values} if varied == "devices" else {}
+    clusters = load_parts(cluster, machine, values) if varied == "devices" else {}
     limit_s = float("inf") if step_below is None else step_below
     tariff = tariff_of(objective, price, machine) if objective in MEASURES else None
     aim = Aim(objective, space, values, clusters, limit_s, tokens_per_second or 0.0, tariff, imbalance)

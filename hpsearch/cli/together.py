@@ -14,13 +14,13 @@ from hpsearch.aim.job_file import ModuleEntry, load_job
 from hpsearch.aim.module import Job, Module
 from hpsearch.aim.over import shares
 from hpsearch.aim.together import Split, Together, together
-from hpsearch.cli.machine import load_machine
+from hpsearch.cli.machine import load_machine, load_parts
 from hpsearch.cli.model import load_graph
 from hpsearch.cli.options import ClusterName, Devices
 from hpsearch.cli.screen import progress_bar, show
 from hpsearch.cli.search import in_words
 from hpsearch.cluster import Cluster
-from hpsearch.errors import LegalityError, counted
+from hpsearch.errors import counted
 from hpsearch.estimate import shape_of_graph
 from hpsearch.files import check_output
 from hpsearch.plan import units
@@ -41,16 +41,10 @@ def together_command(
         check_output(output)
     entries = load_job(job).modules
     machine = load_machine(cluster, devices)
-    if machine.groups:
-        there = ", ".join(one.name for one in machine.groups)
-        raise LegalityError(
-            f"cluster {machine.name}", f"expected devices that are alike, but it has groups ({there}), and a model on "
-            "some of the devices would have to say of which group", "Describe one group as a cluster of its own.",
-        )  # fmt: skip
+    clusters = load_parts(cluster, machine, shares(machine.tiers, devices))
     modules = Job(tuple(_module(one, machine) for one in entries))
-    sizes = shares(machine.tiers, devices)
     with progress_bar("searching"):
-        found = together(modules, {n: load_machine(cluster, n) for n in sizes}, devices, gap=gap)
+        found = together(modules, clusters, devices, gap=gap)
     show(
         Text(f"{counted(len(entries), 'model')} on {counted(devices, 'device')} of {machine.name}: a step takes "
              f"{units.seconds(found.step_s)}."),

@@ -142,6 +142,20 @@ def test_jobs_that_are_refused(hpsearch: Command, config: Path, tmp_path: Path, 
     assert words in " ".join(found.stderr.split())
 
 
+def test_one_model_on_one_device(hpsearch: Command, config: Path, tmp_path: Path) -> None:
+    path = job(tmp_path, config)
+    path.write_text(path.read_text().split('[[modules]]\nname = "actor"')[0])
+    found = hpsearch("together", path, "--cluster", "h100-sxm-ib400", "--devices", 1)
+    assert found.code == 0, found.stderr
+    said = " ".join(found.stdout.split())
+    for words in (
+        "1 model on 1 device of",
+        "among groups of 1 device, every",
+        "1 split considered, 1 simulated, 1 model ",
+    ):
+        assert words in said
+
+
 def test_a_job_without_models(hpsearch: Command, tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text("")
@@ -160,9 +174,14 @@ def test_unlike_nodes_are_refused_by_name(hpsearch: Command, config: Path, tmp_p
     plain = (REPO / "cost_models" / "h100-sxm-ib400" / "cluster.toml").read_text()
     (machine / "cluster.toml").write_text(f"{plain}\n{groups}")
     assert [one.devices for one in Cluster.load(machine, devices=32).groups] == [24, 8]
-    found = hpsearch("together", job(tmp_path, config), "--cluster", machine, "--devices", 32)
-    assert found.code == 1
-    assert "expected devices that are alike, but it has groups (full, slow)" in " ".join(found.stderr.split())
+    where = ("--cluster", machine, "--devices", 32)
+    rate = ("rate", "--model", config, *where, *JOB[4:], *SMALL)
+    for found in (hpsearch("together", job(tmp_path, config), *where), hpsearch("aim", *rate)):
+        assert found.code == 1
+        said = " ".join(found.stderr.split())
+        assert "expected devices that are alike, to look at " in said
+        assert "of 32, but its groups differ: 24 of 'full', 8 of 'slow'. Describe one group" in said
+    assert hpsearch("aim", *rate, "--over", 32).code == 0
 
 
 @pytest.mark.parametrize("kind", ["aim", "together"])
