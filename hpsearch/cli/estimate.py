@@ -75,9 +75,12 @@ def written(path: Path, fix: list[str] | None, machine: Cluster, global_batch: i
         raise LegalityError("--layout", "expected a file or pins, but got both", "Leave --fix away.")
     found = load(path)
     job: dict[str, str | int] = {"devices": machine.devices, "global_batch": global_batch, "seq_len": seq_len}
-    for name, asked in (job | {"cluster": machine.name, "cluster_digest": machine.digest}).items():
+    for name, asked in (job | {"cluster": machine.name}).items():
         if (there := getattr(found.question, name)) != asked:
             raise PlanError(str(path), f"expected {name} = {asked}, but it was searched for {there}", "Search again.")
+    if (there := found.question.cluster_digest) != machine.digest:
+        problem = f"expected the prices of {machine.name} ({machine.digest[:12]}), but it was searched with others"
+        raise PlanError(str(path), f"{problem} ({there[:12]})", "`aim robust` takes dearer ones; else search again.")
     return Pinned(found.read(), ())
 
 

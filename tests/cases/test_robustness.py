@@ -248,7 +248,7 @@ def test_rob_01_a_layout_is_for_its_sequence_and_batch(hpsearch: Command, tmp_pa
 LAYOUT_DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "older schema": (edited(lambda t: t.update(schema_version=0)), "expected schema 1, but found 0"),
     "unknown key": (edited(lambda t: t.update(pipeline=2)), "pipeline: Extra inputs are not permitted"),
-    "unknown field": (edited(lambda t: t["layout"].update(pipeline=2)), "'pipeline' is missing or unknown"),
+    "unknown field": (edited(lambda t: t["layout"].update(pipeline=2)), "'pipeline' is unknown"),
     "truncated": (lambda content: content[:300], r"is no layout file: .*Invalid JSON: EOF .* line \d+ column \d+"),
     "not a number": (
         lambda content: re.sub(rb'"step_s": [\d.e-]+', b'"step_s": NaN', content),
@@ -321,4 +321,5 @@ def test_rob_13_a_layout_is_bound_to_its_cluster(hpsearch: Command, tmp_path: Pa
     space = space_of(SMALL, same_name, SEARCHED, global_batch=8, seq_len=64)
     save(layout_file(space, best(space)), tmp_path / "layout.json")
     found = priced(hpsearch, tmp_path, tmp_path / "layout.json")
-    assert f"expected cluster_digest = {h100(2).digest}, but it was searched for {same_name.digest}" in found.stderr
+    said = " ".join(found.stderr.split())
+    assert f"({h100(2).digest[:12]}), but it was searched with others ({same_name.digest[:12]})" in said

@@ -70,6 +70,11 @@ def written(config: Path) -> Path:
         ("", {"step_s": 1.0}, "which its layout takes here, but the file states 1. It was changed, or prices were"),
         ("", {"peak_bytes": 1e9}, "which its layout takes here, but the file states 1e+09. It was changed"),
         ("question", {"devices": 8, "cluster_digest": "x"}, "expected devices = 16, but it was searched for 8."),
+        (
+            "question",
+            {"cluster_digest": "abc"},
+            "but it was searched with others (abc). `aim robust` takes dearer ones",
+        ),
         ("", {}, ""),
     ],
 )
