@@ -6,6 +6,7 @@ before the first collective of the model, so that every rank raises and none wai
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 from collections.abc import Callable, Mapping
@@ -44,6 +45,15 @@ def start() -> None:
         if device_type() != "cpu":
             torch.accelerator.set_device_index(local_device().index)
         dist.init_process_group("gloo" if device_type() == "cpu" else None)
+        if device_type() == "cpu":
+            atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Ends the group that `start` made, if nobody did: gloo's threads must not outlive the interpreter, or the process
+    may abort after its last line. Other backends wait for what is under way when a group ends, so they are left."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _check_environment(found: Mapping[str, str]) -> None:

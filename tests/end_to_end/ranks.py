@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -129,7 +130,8 @@ def _stacks(processes: list[BaseProcess], folder: Path) -> str:
     """Where every rank is now, by faulthandler."""
     for process in processes:
         if process.is_alive() and process.pid:
-            os.kill(process.pid, signal.SIGUSR1)
+            with suppress(ProcessLookupError):  # it may end in between
+                os.kill(process.pid, signal.SIGUSR1)
     time.sleep(2)
     found = [folder / f"stack{rank}" for rank in range(len(processes))]
     return "\n".join(f"rank {i}:\n{file.read_text() if file.exists() else ''}" for i, file in enumerate(found))
