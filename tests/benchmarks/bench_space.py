@@ -122,7 +122,7 @@ def measured(job: Job, folder: Path) -> tuple[str, ...]:
     found = CONSIDERED.search(" ".join(done.stdout.split()))
     assert found is not None, done.stdout
     gap, considered, solved = found.groups()
-    best = " ".join(done.stdout.split("\n\n")[0].split("The best")[0].partition(": ")[2].split())
+    best = " ".join(done.stdout.split("\n\n")[0].split("Solved on the way")[0].partition(": ")[2].split())
     memory_gb = after.ru_maxrss * 1024 / 1e9
     return job.name, considered, solved, gap, *(f"{one:.1f}" for one in seconds), f"{memory_gb:.2f}", best
 
