@@ -7,9 +7,10 @@ is left out unless pinned: dp_shard x tp contains it, since every parameter may 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpsearch.cluster import Cluster
+from hpsearch.cost import CostTable
 from hpsearch.errors import LegalityError
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import Mesh
@@ -24,6 +25,16 @@ SPACE = (
     "on tp every op takes any rule of its table; per parameter stored whole, ZeRO-2 or ZeRO-3; "
     "micro-batch count; recompute none or full per block class"
 )
+
+
+@dataclass(order=True)
+class Entry:
+    """A candidate that waits for its turn."""
+
+    bound_s: float
+    order: int
+    table: CostTable = field(compare=False)
+    label: str = field(compare=False)
 
 
 @dataclass(frozen=True)

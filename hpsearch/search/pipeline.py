@@ -24,7 +24,7 @@ from hpsearch.plan import Plan, Refusal
 from hpsearch.plan.stages import check_cut, even, split
 from hpsearch.schedule import KINDS, make_schedule, refusal
 from hpsearch.search.assemble import Certificate, Found, plan_of
-from hpsearch.search.candidates import Branch, meshes, micro_batch_counts, recompute_sets, with_tiers
+from hpsearch.search.candidates import Branch, Entry, meshes, micro_batch_counts, recompute_sets, with_tiers
 from hpsearch.search.fix import Fix
 from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
@@ -41,14 +41,6 @@ SPACE = (
 )
 TRIES = 8
 """How often the memory left for a candidate is tightened by what its workspace takes."""
-
-
-@dataclass(order=True)
-class _Entry:
-    bound_s: float
-    order: int
-    table: CostTable = field(compare=False)
-    label: str = field(compare=False)
 
 
 @dataclass
@@ -105,7 +97,7 @@ class PipelineSearch:
         )
         return plan_of(self.model, self.cluster, self.best, certificate, self.fix)
 
-    def candidates(self) -> Iterator[_Entry]:
+    def candidates(self) -> Iterator[Entry]:
         """Meshes of one stage, each with its micro-batch counts and recomputed blocks."""
         why = None
         for order, (branch, count) in enumerate(self.branches()):
@@ -120,7 +112,7 @@ class PipelineSearch:
             if bound_s == float("inf"):
                 self.refused.append(Refusal(candidate=label, reason="no layout satisfies the pins"))
                 continue
-            yield _Entry(bound_s, order, table, label)
+            yield Entry(bound_s, order, table, label)
         if not self.considered and why is not None:
             raise why
 
@@ -147,7 +139,7 @@ class PipelineSearch:
         job = Job(self.global_batch, micro_batches, recipe_of(self.model.recipe), self.optimizer, branch.recompute)
         return pinned(build(self.spaces[tp], self.cluster, branch.mesh, job, float("inf")), self.fix)
 
-    def best_first(self, queue: list[_Entry]) -> float:
+    def best_first(self, queue: list[Entry]) -> float:
         """Solves candidates until none can beat the best; returns the lower bound over all of them."""
         bound_s = float("inf")
         while queue:
@@ -194,7 +186,7 @@ class PipelineSearch:
                 ends[homes.get(key[1], 0)] += float(unary.min())
         return list(dict.fromkeys([flat, balanced([seconds[c.block] for c in calls], self.stages, ends)]))
 
-    def solve(self, entry: _Entry, cut: tuple[int, ...]) -> tuple[Found | None, float]:
+    def solve(self, entry: Entry, cut: tuple[int, ...]) -> tuple[Found | None, float]:
         """The candidate's optimum within every rank's memory, as its schedule prices it; and its proven lower bound."""
         table, limit = entry.table, float(usable_bytes(self.cluster))
         schedule = make_schedule(self.kind, self.fix.pp, self.virtual, table.job.micro_batches)

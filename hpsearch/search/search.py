@@ -20,7 +20,15 @@ from hpsearch.graph import ModelGraph
 from hpsearch.layout import Mesh
 from hpsearch.plan import Plan, Refusal
 from hpsearch.search.assemble import Certificate, Found, plan_of
-from hpsearch.search.candidates import Branch, meshes, micro_batch_counts, recompute_sets, refused_meshes, with_tiers
+from hpsearch.search.candidates import (
+    Branch,
+    Entry,
+    meshes,
+    micro_batch_counts,
+    recompute_sets,
+    refused_meshes,
+    with_tiers,
+)
 from hpsearch.search.fix import Fix, parse_fix
 from hpsearch.search.infeasible import why_infeasible
 from hpsearch.search.memory import usable_bytes
@@ -39,16 +47,6 @@ Progress = Callable[[str, int, int], None]
 
 UNLIMITED_S = 86_400.0
 """What a solve may take when the user set no limit: a plan must not depend on how busy the machine is."""
-
-
-@dataclass(order=True)
-class _Entry:
-    """A candidate that waits for its turn."""
-
-    bound_s: float
-    order: int
-    table: CostTable = field(compare=False)
-    label: str = field(compare=False)
 
 
 @dataclass
@@ -161,9 +159,9 @@ def _candidates(state: _Search) -> list[tuple[Branch, int]]:
     return found
 
 
-def _bounds(state: _Search, candidates: list[tuple[Branch, int]]) -> list[_Entry]:
+def _bounds(state: _Search, candidates: list[tuple[Branch, int]]) -> list[Entry]:
     """Every candidate that its parts' least memory allows, with its lower bound, as a heap."""
-    queue: list[_Entry] = []
+    queue: list[Entry] = []
     for order, (branch, count) in enumerate(candidates):
         label = branch.label(count)
         if state.progress:
@@ -185,11 +183,11 @@ def _bounds(state: _Search, candidates: list[tuple[Branch, int]]) -> list[_Entry
             reason = f"needs at least {needed / 1e9:.1f} GB a device, {limit / 1e9:.1f} GB are there"
             state.refused.append(Refusal(candidate=label, reason=reason))
             continue
-        heapq.heappush(queue, _Entry(bound_s, order, table, label))
+        heapq.heappush(queue, Entry(bound_s, order, table, label))
     return queue
 
 
-def _best_first(state: _Search, queue: list[_Entry]) -> float:
+def _best_first(state: _Search, queue: list[Entry]) -> float:
     """Solves candidates until none can beat the best; returns the lower bound over all of them."""
     bound_s = float("inf")
     while queue:
@@ -213,7 +211,7 @@ def _best_first(state: _Search, queue: list[_Entry]) -> float:
     return min(bound_s, state.best.objective_s) if state.best else bound_s
 
 
-def _solve(state: _Search, entry: _Entry) -> tuple[Found | None, float]:
+def _solve(state: _Search, entry: Entry) -> tuple[Found | None, float]:
     """The candidate's optimum within memory, and its proven lower bound.
 
     Memory at the moment of the largest workspace becomes a row of its own when the optimum does not fit there. Copies
