@@ -13,6 +13,7 @@ from hpsearch.cluster import Cluster
 from hpsearch.errors import HpsearchError, InfeasibleError, LegalityError
 from hpsearch.estimate import ModelShape, ParallelLayout, memory
 from hpsearch.estimate.shape import transformer
+from hpsearch.estimate.stages import filled_sizes, sizes_of
 from hpsearch.space import RULES, Space, best
 from hpsearch.space.rules import Rules
 from tests.space.naive import Pins, every_outcome
@@ -165,3 +166,11 @@ def test_a_step_of_a_million_micro_batches_is_refused_at_once() -> None:
     huge = space(8, 10**9 + 7, seq_len=128)
     with pytest.raises(InfeasibleError, match=r"rounds \(\d+ times: \d+ micro-batches"):
         best(huge)
+
+
+def test_a_heavy_head_leaves_no_stage_without_layers() -> None:
+    """Frameworks deal the last of 7 chunks the head alone; no program has such a stage."""
+    heavy = replace(SHAPE, vocab=512_000, hidden=512, heads=4, kv_heads=4, ffn=1024, pattern=transformer(9, 0, 0))
+    assert sizes_of(heavy, 7)[-1] == 0
+    sizes = filled_sizes(heavy, 7)
+    assert (min(sizes), sum(sizes), len(sizes)) == (1, 9, 7)
