@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from hpsearch.lower import ParallelProgram
+from hpsearch.lower import ParallelProgram, exchange
 from hpsearch.lower.executor import Bound
 
 
@@ -43,6 +44,8 @@ class Collectives:
         self.board, self.rank = board, rank
         self.count: dict[tuple[int, ...], int] = {}
         self.log: list[tuple[str, tuple[int, ...], int]] = []
+        self.sent: dict[int, int] = {}
+        """Rank → bytes handed over for it, in exchanges; its own included."""
 
     def _meet(self, kind: str, group: tuple[int, ...], x: Tensor, *what: Any) -> list[Tensor]:
         assert x.is_contiguous(), f"{kind} of a tensor that is not contiguous"
@@ -68,14 +71,34 @@ class Collectives:
         return sum(self._meet("all_reduce", group, x))  # type: ignore[return-value]
 
     def all_to_all_single(self, x: Tensor, out: list[int], into: list[int], group: tuple[int, ...]) -> Tensor:
+        assert len(out) == len(into) == len(group)
         assert sum(into) == x.shape[0]
-        assert len(set(out + into)) == 1
+        assert x.is_contiguous()
         self.log.append(("all_to_all", group, x.nbytes))
-        mine = group.index(self.rank)
-        return torch.cat([t.split(into, 0)[mine] for t in self._meet("all_to_all", group, x)], 0)
+        row_bytes = x[:1].nbytes if len(x) else 0
+        for to, rows in zip(group, into, strict=True):
+            self.sent[to] = self.sent.get(to, 0) + rows * row_bytes
+        turn, mine = self.count.get(group, 0) + 1, group.index(self.rank)
+        self.count[group] = turn
+        what = ("all_to_all", tuple(x.shape[1:]), x.dtype)
+        splits = torch.tensor(into)
+        all_splits = self.board.exchange((group, turn, "splits"), group, self.rank, what, splits)
+        assert [int(s[mine]) for s in all_splits] == out, f"rank {self.rank} expects other rows than are sent to it"
+        met = self.board.exchange((group, turn), group, self.rank, what, x)
+        return torch.cat([t.split(s.tolist(), 0)[mine] for t, s in zip(met, all_splits, strict=True)], 0)
 
     def wait_tensor(self, x: Tensor) -> Tensor:
         return x
+
+
+class OfThread:
+    """Stands for `torch.ops._c10d_functional` in a module that all ranks share: the collectives of whoever calls."""
+
+    def __init__(self) -> None:
+        self.thread = threading.local()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.thread.collectives, name)
 
 
 def run_ranks(program: ParallelProgram, work: Callable[[int, Bound], Any]) -> list[Any]:
@@ -95,10 +118,12 @@ def on_ranks(count: int, work: Callable[[int, Collectives], Any]) -> list[Any]:
     board = Board()
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
+    shared = OfThread()
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(rank, Collectives(board, rank))
+            shared.thread.collectives = collectives = Collectives(board, rank)
+            results[rank] = work(rank, collectives)
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             errors.append(error)
             with board.turn:
@@ -106,10 +131,11 @@ def on_ranks(count: int, work: Callable[[int, Collectives], Any]) -> list[Any]:
                 board.turn.notify_all()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with patch.object(exchange, "c10d", shared), patch.object(exchange, "group_size", len):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if errors:
         raise errors[0]
     return results
