@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from hpsearch.cost.op_time import Floats, NodeKey, local_elements
 from hpsearch.cost.saved import buffer_bytes, saved_bytes
 from hpsearch.cost.storage import Storage
 from hpsearch.graph import ITEM_BYTES
-from hpsearch.layout import PARTIAL, Collective, Layout, Mesh, Placement, redistribute
+from hpsearch.layout import PARTIAL, ROLES, Collective, Layout, Mesh, Placement, redistribute
 from hpsearch.layout.redistribute import is_reachable, kind_between
 from hpsearch.solve import Flow, Hinge, Problem, Row
 from hpsearch.strategy import Edge, SearchSpace
@@ -41,7 +42,7 @@ class Assembly:
     ) -> None:
         self.space, self.cluster, self.mesh, self.job = space, cluster, mesh, job
         self.seconds, self.kept = seconds, kept
-        self.rows, self.data_ranks = job.local_rows(mesh), mesh.num_data_ranks
+        self.rows = job.micro_rows()
         self.tp = space.tp
         self.eta = cluster.device.overlap_efficiency
         self._price: dict[Collective, float] = {}
@@ -136,23 +137,23 @@ class Assembly:
 
     def price_matrix(self, edge: Edge, sources: list[Placement], targets: list[Placement]) -> Floats:
         value = self.space.value(*edge.value)
-        data_from, data_to = self.data_change(edge)
+        kept, wanted = self.followed_change(edge)
         price = np.empty((len(sources), len(targets)))
-        if data_from == data_to and self.tp == 1:
+        if kept == wanted and self.tp == 1:
             price.fill(0.0)
             return price
         for i, source in enumerate(sources):
             for j, target in enumerate(targets):
                 if not is_reachable(source, target):
                     price[i, j] = np.inf
-                elif data_from == data_to:
+                elif kept == wanted:
                     price[i, j] = self.tp_change_s(value.name, edge, source, target)
                 else:
                     change = redistribute(
-                        value.shape(self.job.micro_rows()),
+                        value.shape(self.rows),
                         ITEM_BYTES[value.dtype],
-                        self.layout(data_from, source),
-                        self.layout(data_to, target),
+                        self.layout(kept, source),
+                        self.layout(wanted, target),
                         self.mesh.sizes,
                     )
                     price[i, j] = self.on_path_s(change)
@@ -163,21 +164,22 @@ class Assembly:
         if kind is None:
             return 0.0
         value = self.space.value(*edge.value)
-        data, _ = self.data_change(edge)
-        whole = Placement("R")
-        large = local_elements(value, self.rows, self.data_ranks, data, whole, 1) * ITEM_BYTES[value.dtype]
+        large = local_elements(value, self.rows, self.space.cuts(*edge.value, self.mesh)) * ITEM_BYTES[value.dtype]
         nbytes = large // self.tp if kind == "all_to_all" else large
         return self.on_path_s((Collective(kind, "tp", nbytes),))
 
-    def layout(self, data: Placement, tp: Placement) -> Layout:
-        return Layout(tuple((axis, tp if axis == "tp" else data) for axis in self.mesh.names))
+    def layout(self, followed: Mapping[str, Placement], tp: Placement) -> Layout:
+        return Layout(tuple((axis, tp if axis == "tp" else followed[ROLES[axis]]) for axis in self.mesh.names))
 
-    def data_change(self, edge: Edge) -> tuple[Placement, Placement]:
-        """Data placement in which a value is made, and the one its readers need (the first that differs)."""
+    def followed_change(self, edge: Edge) -> tuple[dict[str, Placement], dict[str, Placement]]:
+        """By role: the placement in which a value is made, and the one its readers need (the first that differs)."""
         graph, name = edge.value
-        source = self.space.data[graph].values[name]
+        made = {role: self.space.followed[role][graph].values[name] for role in self.mesh.followed}
+        return made, {role: self._needed(edge, role, source) for role, source in made.items()}
+
+    def _needed(self, edge: Edge, role: str, source: Placement) -> Placement:
         for reader in edge.readers:
-            placed = self.space.data[reader.node[0]]
+            placed = self.space.followed[role][reader.node[0]]
             node = self.space.nodes[reader.node]
             needed = (
                 Placement.parse(placed.rules[reader.node[1]][0][reader.argument])
@@ -185,8 +187,8 @@ class Assembly:
                 else placed.values[reader.node[1]]
             )
             if needed != source and not (source.is_replicate and needed == PARTIAL):
-                return source, needed
-        return source, source
+                return needed
+        return source
 
     def reduction(self, edge: Edge, index: dict[NodeKey, int]) -> Flow | None:
         """A gradient on its way to its parameter, on tp: once a step, or after each backward, by the storage."""

@@ -63,8 +63,7 @@ class CostTable:
 
 def build(space: SearchSpace, cluster: Cluster, mesh: Mesh, job: Job, limit_bytes: float) -> CostTable:
     """Prices of `space` on `mesh` under `job`, with `limit_bytes` of memory a device."""
-    rows = job.local_rows(mesh)
-    seconds = op_seconds(space, cluster, rows, mesh.num_data_ranks)
+    seconds = op_seconds(space, cluster, job.micro_rows(), mesh)
     kept = {key: _storages(space, mesh, key) for key, node in space.nodes.items() if node.kind == "param"}
     problem = Assembly(space, cluster, mesh, job, seconds, kept).problem(limit_bytes)
     return CostTable(space, cluster, mesh, job, seconds, kept, problem, tuple(space.nodes))
@@ -79,7 +78,7 @@ def _storages(space: SearchSpace, mesh: Mesh, key: NodeKey) -> tuple[Storage, ..
     found: list[Storage] = []
     for (placement,) in [rule[1] for rule in space.nodes[key].rules]:
         tp = Placement.parse(placement)
-        left = (tp, space.data[key[0]].values[gradient]) if gradient is not None else None
+        left = space.layout(key[0], gradient, tp, mesh) if gradient is not None else None
         found += storages(shape, tp, mesh, left, passes)
     return tuple(found)
 

@@ -7,16 +7,17 @@ Shapes are collected first and priced in one call for each formula: a search pri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
 from hpsearch.cluster import Cluster
-from hpsearch.graph import ITEM_BYTES, Call, Op, OpGraph, Value
-from hpsearch.layout import Placement
+from hpsearch.graph import ITEM_BYTES, Call, Op, OpGraph, Rule, Value
+from hpsearch.layout import Mesh, Placement
 from hpsearch.strategy import Node, SearchSpace
 
 Floats = npt.NDArray[np.float64]
@@ -41,15 +42,17 @@ class _Batch:
                 into[key][state] = value
 
 
-def local_elements(value: Value, rows: int, data_ranks: int, data: Placement, tp: Placement, tp_size: int) -> int:
-    """Elements of a value on one device; `rows` are the rows of one data rank, who may hold all rows of a value."""
-    held = rows if data.is_shard else rows * data_ranks
-    count = prod(value.shape(held))
-    return count // tp_size if tp.is_shard else count
+def local_elements(value: Value, rows: int, cuts: Iterable[tuple[int, Placement]]) -> int:
+    """Elements of a value on one device; `rows` of one micro-batch on all ranks; `cuts`: (pieces, placement)."""
+    count = prod(value.shape(rows))
+    for pieces, placement in cuts:
+        if placement.is_shard:
+            count //= pieces
+    return count
 
 
-def op_seconds(space: SearchSpace, cluster: Cluster, rows: int, data_ranks: int) -> dict[NodeKey, Floats]:
-    """Seconds of one execution of each op node, by state; `rows` on one data rank."""
+def op_seconds(space: SearchSpace, cluster: Cluster, rows: int, mesh: Mesh) -> dict[NodeKey, Floats]:
+    """Seconds of one execution of each op node, by state; `rows` of one micro-batch on all ranks."""
     found: dict[NodeKey, Floats] = {}
     matmuls: dict[str, _Batch] = {}
     attentions: dict[str, _Batch] = {}
@@ -63,7 +66,7 @@ def op_seconds(space: SearchSpace, cluster: Cluster, rows: int, data_ranks: int)
         if isinstance(op, Call) or op.kind == "view":
             continue
         for state in range(len(node.rules)):
-            local = _LocalOp(space, graph, op, node, state, rows, data_ranks)
+            local = _LocalOp(space, graph, op, node, state, rows, mesh)
             dtype = local.dtype
             if op.kind == "matmul":
                 matmuls.setdefault(dtype, _Batch()).add(key, state, *local.gemm())
@@ -79,7 +82,7 @@ def op_seconds(space: SearchSpace, cluster: Cluster, rows: int, data_ranks: int)
     return found
 
 
-@dataclass(frozen=True)
+@dataclass
 class _LocalOp:
     """One op in one state on one device."""
 
@@ -89,35 +92,40 @@ class _LocalOp:
     node: Node
     state: int
     rows: int
-    data_ranks: int
+    mesh: Mesh
 
     @property
     def dtype(self) -> str:
         return self.graph.values[self.op.outputs[0]].dtype
 
-    def _placed(self) -> list[tuple[Value, Placement, Placement]]:
-        """(value, data placement, tp placement) of every tensor that is read or written."""
-        data = self.space.data[self.graph.name].rules[self.op.name]
-        rule = self.node.rules[self.state]
-        names = self.op.inputs + self.op.outputs
-        return [
-            (self.graph.values[name], Placement.parse(d), Placement.parse(t))
-            for name, d, t in zip(names, data[0] + data[1], rule[0] + rule[1], strict=True)
+    @cached_property
+    def _rules(self) -> list[tuple[str, int, Rule]]:
+        """(role, pieces, rule) of every role of axes, the free one last."""
+        placed = [
+            (role, size, self.space.followed[role][self.graph.name].rules[self.op.name])
+            for role, size in self.mesh.followed.items()
         ]
+        return [*placed, ("free", self.space.tp, self.node.rules[self.state])]
+
+    @cached_property
+    def _placed(self) -> list[tuple[Value, tuple[tuple[int, Placement], ...]]]:
+        """(value, its cuts) of every tensor that is read or written."""
+        names = self.op.inputs + self.op.outputs
+        columns = [[(size, Placement.parse(text)) for text in rule[0] + rule[1]] for _, size, rule in self._rules]
+        cuts: Iterable[tuple[tuple[int, Placement], ...]] = zip(*columns, strict=True)
+        return [(self.graph.values[name], each) for name, each in zip(names, cuts, strict=True)]
 
     def bytes_moved(self) -> int:
-        return sum(
-            local_elements(value, self.rows, self.data_ranks, d, t, self.space.tp) * ITEM_BYTES[value.dtype]
-            for value, d, t in self._placed()
-        )
+        return sum(local_elements(value, self.rows, cuts) * ITEM_BYTES[value.dtype] for value, cuts in self._placed)
 
     def flops(self) -> float:
         """FLOPs of the whole op over the ways it is split; a rule without a cut computes all of it."""
         fixed, per_row = self.op.flops
-        placed = self._placed()
-        held = self.rows if any(d.is_shard for _, d, _ in placed) else self.rows * self.data_ranks
-        total = fixed + per_row * held
-        return total / self.space.tp if any(t.is_shard for _, _, t in placed) else total
+        rows, pieces = float(self.rows), 1
+        for role, size, rule in self._rules:
+            if any(text[0] == "S" for text in rule[0] + rule[1]):
+                rows, pieces = (rows / size, pieces) if role == "batch" else (rows, pieces * size)
+        return (fixed + per_row * rows) / pieces
 
     def gemm(self) -> tuple[float, float, float, float]:
         """(m, n, k, batch) of the local contraction, from the equation's letters.
@@ -128,11 +136,11 @@ class _LocalOp:
         if not self.op.equation:
             return self._flat_gemm()
         left, right, out = _letters(self.op.equation)
-        for letters, (value, d, t) in zip((left, right, out), self._placed(), strict=True):
-            held = self.rows if d.is_shard else self.rows * self.data_ranks
-            for dim, (letter, size) in enumerate(zip(letters, value.shape(held), strict=True)):
-                cut = size // self.space.tp if t.is_shard and t.dim == dim else size
-                sizes[letter] = min(cut, sizes.get(letter, cut))
+        for letters, (value, cuts) in zip((left, right, out), self._placed, strict=True):
+            for dim, (letter, size) in enumerate(zip(letters, value.shape(self.rows), strict=True)):
+                for pieces, placement in cuts:
+                    size = size // pieces if placement.is_shard and placement.dim == dim else size
+                sizes[letter] = min(size, sizes.get(letter, size))
         groups = [0.0] * 4
         groups[0] = prod(sizes[x] for x in left if x in out and x not in right)
         groups[1] = prod(sizes[x] for x in right if x in out and x not in left)

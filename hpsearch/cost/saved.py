@@ -16,7 +16,7 @@ def saved_bytes(space: SearchSpace, job: Job, mesh: Mesh) -> dict[NodeKey, Float
 
     A recomputed block keeps its inputs for every instance and everything else for one at a time.
     """
-    rows, ranks = job.local_rows(mesh), mesh.num_data_ranks
+    rows = job.micro_rows()
     found: dict[NodeKey, Floats] = {}
     for graph, count in space.model.pieces():
         inputs = set(graph.inputs)
@@ -35,10 +35,10 @@ def saved_bytes(space: SearchSpace, job: Job, mesh: Mesh) -> dict[NodeKey, Float
             times = count if name in inputs or graph.name not in job.recompute else 1
             if name in inputs and graph is not space.model.outer:
                 times = _distinct_inputs(space, graph, name)
-            data = space.data[graph.name].values[name]
+            cuts = space.cuts(graph.name, name, mesh)
             slot = step.outputs.index(name) if step else 0
             nbytes = [
-                local_elements(value, rows, ranks, data, tp, space.tp) * ITEM_BYTES[value.dtype] * times
+                local_elements(value, rows, (*cuts, (space.tp, tp))) * ITEM_BYTES[value.dtype] * times
                 for tp in node.given(slot)
             ]
             found[node.key] = found.get(node.key, np.zeros(len(nbytes))) + np.array(nbytes, dtype=np.float64)

@@ -1,6 +1,6 @@
 """How a parameter is kept: the choices for one parameter on one mesh, with the bytes and collectives each implies.
 
-A parameter is *used* in a layout (tp may cut it, data axes never do) and *stored* in one that dp_shard may cut
+A parameter is *used* in a layout (tp may cut it, no other axis does) and *stored* in one that dp_shard may cut
 further. Residency says how the two meet:
 
     stored       used as stored; gradients are summed over the data axes once a step (DDP)
@@ -81,21 +81,18 @@ def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> int:
 
 
 def storages(
-    shape: tuple[int, ...], tp: Placement, mesh: Mesh, gradient: tuple[Placement, Placement] | None, passes: int
+    shape: tuple[int, ...], tp: Placement, mesh: Mesh, gradient: Layout | None, passes: int
 ) -> tuple[Storage, ...]:
     """Every way to keep a parameter that tp uses as `tp` in `passes` passes.
 
-    `gradient`: its placement on (tp, data axes) as backward leaves it, None when frozen.
+    `gradient`: its layout as backward leaves it, None when frozen.
     """
     used = Layout(tuple((axis, tp) for axis in mesh.names if axis == "tp"))
-    left = None
-    if gradient is not None:
-        left = Layout(tuple((axis, gradient[0] if axis == "tp" else gradient[1]) for axis in mesh.names))
-    found = [Storage(shape, used, used, "stored", left, passes)]
+    found = [Storage(shape, used, used, "stored", gradient, passes)]
     dim = stored_dim(shape, tp, mesh)
     if dim is not None:
         cut = used.with_("dp_shard", shard(dim), mesh.names)
-        found += [Storage(shape, used, cut, residency, left, passes) for residency in ("step", "micro_batch")]
+        found += [Storage(shape, used, cut, residency, gradient, passes) for residency in ("step", "micro_batch")]
     return tuple(found)
 
 

@@ -1,6 +1,6 @@
 """How a tensor lies on a mesh: axes, placements, and the collectives between two layouts. No torch."""
 
-from hpsearch.layout.mesh import DATA_AXES, Mesh, MeshAxis
+from hpsearch.layout.mesh import DATA_AXES, ROLES, Mesh, MeshAxis
 from hpsearch.layout.placement import PARTIAL, REPLICATE, Layout, Placement, shard
 from hpsearch.layout.redistribute import Collective, Step, path, redistribute, steps_between
 
@@ -8,6 +8,7 @@ __all__ = [
     "DATA_AXES",
     "PARTIAL",
     "REPLICATE",
+    "ROLES",
     "Collective",
     "Layout",
     "Mesh",

@@ -1,9 +1,13 @@
 """`Mesh`: named axes over ranks, each with its size, its stride in ranks, and the link tier it runs on.
 
 Rank of a coordinate = Σ coordinate[axis] · stride. Axes stand in *split order*: where two axes cut the same tensor
-dim, the one that stands first cuts first. Split order is `dp_replicate, tp, dp_shard`, although `tp` is innermost in
-rank order: a parameter cut by tp for use and by dp_shard for storage is then a plain nested Shard in DTensor's
-left-to-right order, and gathering over dp_shard gives back exactly the piece that tp uses.
+dim, the one that stands first cuts first. Split order is `dp_replicate, cp, tp, dp_shard`, although `tp` is innermost
+in rank order: a parameter cut by tp for use and by dp_shard for storage is then a plain nested Shard in DTensor's
+left-to-right order, and gathering over dp_shard gives back exactly the piece that tp uses. `cp` stands in front of
+`tp`, so that tp may cut and gather a sequence inside the piece that cp left.
+
+Each axis has a *role*. On axes of the roles `batch` and `sequence` tensors follow the batch or its sequences: what a
+value is there is found once (strategy/), only `free` axes are chosen op by op.
 """
 
 from __future__ import annotations
@@ -11,11 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-SPLIT_ORDER = ("dp_replicate", "tp", "dp_shard")
+SPLIT_ORDER = ("dp_replicate", "cp", "tp", "dp_shard")
 """Axis roles in the order in which they cut a tensor dim."""
-RANK_ORDER = ("dp_replicate", "dp_shard", "tp")
+RANK_ORDER = ("dp_replicate", "dp_shard", "cp", "tp")
 """Axis roles from the outermost (slowest links) to the innermost (neighbouring ranks)."""
-DATA_AXES = ("dp_replicate", "dp_shard")
+ROLES = {"dp_replicate": "batch", "dp_shard": "batch", "cp": "sequence", "tp": "free"}
+"""What each axis is for."""
+DATA_AXES = tuple(name for name, role in ROLES.items() if role == "batch")
 """Axes that split the batch."""
 
 
@@ -64,6 +70,16 @@ class Mesh:
     def num_data_ranks(self) -> int:
         """How many different pieces the batch is cut into."""
         return prod(axis.size for axis in self.data_axes)
+
+    @property
+    def followed(self) -> dict[str, int]:
+        """Role → how many pieces its axes cut together; roles that are not free, and have an axis here."""
+        found: dict[str, int] = {}
+        for axis in self.axes:
+            role = ROLES[axis.name]
+            if role != "free":
+                found[role] = found.get(role, 1) * axis.size
+        return found
 
     def size(self, name: str) -> int:
         return self.sizes.get(name, 1)

@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from hpsearch.cluster import Cluster
 from hpsearch.cost import CostTable, Storage
-from hpsearch.graph import Call, ModelGraph, OpGraph
-from hpsearch.layout import Collective, Layout, Mesh, Placement
+from hpsearch.graph import Call, ModelGraph, OpGraph, Rule
+from hpsearch.layout import REPLICATE, Collective, Layout, Mesh, Placement
 from hpsearch.plan import (
     SCHEMA,
     AxisEntry,
@@ -32,6 +32,7 @@ from hpsearch.plan.traffic import traffic
 from hpsearch.search.candidates import SPACE
 from hpsearch.search.fix import Fix
 from hpsearch.search.memory import bytes_by_category
+from hpsearch.strategy import DataPlacements, Node
 
 LISTED_REFUSALS = 40
 """Refused candidates that a plan file lists; the rest are counted in one line."""
@@ -116,12 +117,10 @@ def _job(table: CostTable, model: ModelGraph, fix: Fix) -> JobEntry:
 
 
 def _inputs(model: ModelGraph, table: CostTable) -> tuple[InputEntry, ...]:
-    data = table.space.data[model.outer.name]
     rows = table.job.micro_rows()
     found = []
     for entry, value in zip(model.inputs, model.outer.inputs, strict=True):
-        placement = data.values[value]
-        layout = Layout(tuple((a.name, placement) for a in table.mesh.axes if a in table.mesh.data_axes))
+        layout = table.space.layout(model.outer.name, value, REPLICATE, table.mesh)
         shape = tuple(f + p * rows for f, p in zip(entry.fixed, entry.per_row, strict=True))
         found.append(InputEntry(name=entry.name, shape=shape, dtype=entry.dtype, layout=str(layout)))
     return tuple(found)
@@ -167,8 +166,7 @@ def _made(found: Found, graph: OpGraph, value: str) -> Layout:
     node = found.table.space.nodes[graph.name, step.name if step else value]
     slot = step.outputs.index(value) if step else 0
     tp = Placement.parse(node.rules[found.state(node.key)][1][slot])
-    data = found.table.space.data[graph.name].values[value]
-    return Layout(tuple((axis, tp if axis == "tp" else data) for axis in found.table.mesh.names))
+    return found.table.space.layout(graph.name, value, tp, found.table.mesh)
 
 
 def _placements(found: Found) -> dict[str, dict[str, dict[str, str]]]:
@@ -177,19 +175,23 @@ def _placements(found: Found) -> dict[str, dict[str, dict[str, str]]]:
     written: dict[str, dict[str, dict[str, str]]] = {name: {} for name in table.space.graphs}
     for key, node in table.space.nodes.items():
         graph, name = key
-        data = table.space.data[graph]
         on_tp = node.rules[0] if node.kind == "param" else node.rules[found.state(key)]
         if node.kind == "param":
             on_tp = ((), (str(table.storages[key][found.state(key)].used["tp"]),))
-        on_data = data.rules[name] if node.kind == "op" else ((), (str(data.values[name]),))
         by_axis = {}
         for axis in table.mesh.names:
-            inputs, outputs = on_tp if axis == "tp" else on_data
+            inputs, outputs = on_tp if axis == "tp" else _followed(table.space.on(axis, graph), node)
             if any(p != "R" for p in inputs + outputs):
                 by_axis[axis] = f"{','.join(inputs)}->{','.join(outputs)}"
         if by_axis:
             written[graph][name] = by_axis
     return written
+
+
+def _followed(placed: DataPlacements, node: Node) -> Rule:
+    """The rule of a node on an axis that is not free."""
+    name = node.key[1]
+    return placed.rules[name] if node.kind == "op" else ((), (str(placed.values[name]),))
 
 
 def _predicted(found: Found, communication_s: float) -> PredictedEntry:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 from hpsearch.cluster import Cluster
 from hpsearch.cost import CostTable
@@ -25,6 +26,10 @@ SPACE = (
     "on tp every op takes any rule of its table; per parameter stored whole, ZeRO-2 or ZeRO-3; "
     "micro-batch count; recompute none or full per block class"
 )
+
+
+SEARCHED = ("dp_replicate", "dp_shard", "tp")
+"""Axes whose degrees are searched; others are there where they are pinned, on top of two of these."""
 
 
 @dataclass(order=True)
@@ -65,28 +70,32 @@ def meshes(model: ModelGraph, devices: int, fix: Fix) -> Iterator[dict[str, int]
     Raises LegalityError when a pinned degree is illegal for the model or the device count.
     """
     _check_pins(model, devices, fix)
+    further = {name: size for name, size in fix.degrees.items() if name not in SEARCHED}
+    devices //= prod(further.values())
     for tp in _divisors(devices):
         if fix.degrees.get("tp", tp) != tp or not is_legal_tp(model, tp):
             continue
         rest = devices // tp
         for dp_replicate in _divisors(rest):
             degrees = {"dp_replicate": dp_replicate, "dp_shard": rest // dp_replicate, "tp": tp}
-            if any(degrees[name] != size for name, size in fix.degrees.items()):
+            if any(degrees[name] != fix.degrees.get(name, degrees[name]) for name in SEARCHED):
                 continue
             axes = sum(size > 1 for size in degrees.values())
             pinned = "dp_replicate" in fix.degrees
             if axes <= 2 and (dp_replicate == 1 or pinned or (tp == 1 and degrees["dp_shard"] > 1)):
-                yield degrees
+                yield degrees | further
 
 
 def _check_pins(model: ModelGraph, devices: int, fix: Fix) -> None:
     check_micro_batches(model.name, model.loss_reduction, fix.micro_batches or 1)
     if "tp" in fix.degrees:
         check_degree(model, fix.degrees["tp"])
+    if fix.degrees.get("cp", 1) > 1:
+        raise LegalityError("fix cp", "expected cp=1: no value's placements on it are known yet", "Pin it to 1.")
     product = 1
     for name in RANK_ORDER:
         product *= fix.degrees.get(name, 1)
-    everything = set(RANK_ORDER) <= set(fix.degrees)
+    everything = set(SEARCHED) <= set(fix.degrees)
     if devices % product or (everything and product != devices):
         pins = " x ".join(f"{name}={size}" for name, size in fix.degrees.items())
         raise LegalityError(
@@ -94,8 +103,9 @@ def _check_pins(model: ModelGraph, devices: int, fix: Fix) -> None:
             f"expected degrees whose product divides the {devices} devices, but {pins} = {product}",
             f"Divisors of {devices}: {_divisors(devices)}.",
         )
-    if sum(size > 1 for size in fix.degrees.values()) > 2:
-        pins = ", ".join(f"{name}={size}" for name, size in fix.degrees.items())
+    found = {name: size for name, size in fix.degrees.items() if name in SEARCHED}
+    if sum(size > 1 for size in found.values()) > 2:
+        pins = ", ".join(f"{name}={size}" for name, size in found.items())
         raise LegalityError(f"fix {pins}", "expected at most two axes larger than 1", "Pin one of them to 1.")
 
 

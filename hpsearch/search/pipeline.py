@@ -29,9 +29,9 @@ from hpsearch.search.fix import Fix
 from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
 from hpsearch.search.priced_pipeline import PricedPipeline, fill
+from hpsearch.search.spaces import Spaces
 from hpsearch.search.stage_prices import price_stage
 from hpsearch.solve import Row, solve
-from hpsearch.strategy import SearchSpace, enumerate_space, propagate_all
 
 SPACE = (
     "pipelines of {pp} ranks, {vpp} stages on each, {kind}, blocks cut {cut}; inside a stage "
@@ -55,7 +55,7 @@ class PipelineSearch:
     deadline_s: float
     progress: Callable[[str, int, int], None] | None = None
     """(what is being looked at, candidates done, candidates known)."""
-    spaces: dict[int, SearchSpace] = field(default_factory=dict)
+    spaces: Spaces = field(init=False)
     refused: list[Refusal] = field(default_factory=list)
     lost: list[tuple[float, str, str]] = field(default_factory=list)
     considered: int = 0
@@ -63,6 +63,9 @@ class PipelineSearch:
     pruned: int = 0
     best: Found | None = None
     least_bytes: tuple[float, str] = (float("inf"), "")
+
+    def __post_init__(self) -> None:
+        self.spaces = Spaces(self.model)
 
     @property
     def kind(self) -> str:
@@ -132,12 +135,8 @@ class PipelineSearch:
         return found
 
     def table(self, branch: Branch, micro_batches: int) -> CostTable:
-        tp = branch.mesh.size("tp")
-        if tp not in self.spaces:
-            data = next(iter(self.spaces.values())).data if self.spaces else propagate_all(self.model, self.model.rows)
-            self.spaces[tp] = enumerate_space(self.model, tp, data)
         job = Job(self.global_batch, micro_batches, recipe_of(self.model.recipe), self.optimizer, branch.recompute)
-        return pinned(build(self.spaces[tp], self.cluster, branch.mesh, job, float("inf")), self.fix)
+        return pinned(build(self.spaces.on(branch.mesh), self.cluster, branch.mesh, job, float("inf")), self.fix)
 
     def best_first(self, queue: list[Entry]) -> float:
         """Solves candidates until none can beat the best; returns the lower bound over all of them."""

@@ -34,9 +34,9 @@ from hpsearch.search.infeasible import why_infeasible
 from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
 from hpsearch.search.pipeline import PipelineSearch
+from hpsearch.search.spaces import Spaces
 from hpsearch.search.workspace import peak, row
 from hpsearch.solve import Row, solve
-from hpsearch.strategy import SearchSpace, enumerate_space, propagate_all
 
 TIGHTEST = 4
 """Candidates that are looked at when nothing fits."""
@@ -60,7 +60,7 @@ class _Search:
     fix: Fix
     progress: Progress | None
     deadline_s: float
-    spaces: dict[int, SearchSpace] = field(default_factory=dict)
+    spaces: Spaces = field(init=False)
     refused: list[Refusal] = field(default_factory=list)
     lost: list[tuple[float, str, str]] = field(default_factory=list)
     considered: int = 0
@@ -72,15 +72,12 @@ class _Search:
     tightest: list[tuple[float, int, CostTable]] = field(default_factory=list)
     """The candidates whose parts need least memory (bytes, order, table), for the message when nothing fits."""
 
-    def space(self, tp: int) -> SearchSpace:
-        if tp not in self.spaces:
-            data = next(iter(self.spaces.values())).data if self.spaces else propagate_all(self.model, self.model.rows)
-            self.spaces[tp] = enumerate_space(self.model, tp, data)
-        return self.spaces[tp]
+    def __post_init__(self) -> None:
+        self.spaces = Spaces(self.model)
 
     def table(self, branch: Branch, micro_batches: int) -> CostTable:
         job = Job(self.global_batch, micro_batches, recipe_of(self.model.recipe), self.optimizer, branch.recompute)
-        space = self.space(branch.mesh.size("tp"))
+        space = self.spaces.on(branch.mesh)
         return pinned(build(space, self.cluster, branch.mesh, job, float(usable_bytes(self.cluster))), self.fix)
 
 

@@ -123,7 +123,7 @@ def maker(model: ModelGraph, value: str) -> tuple[NodeKey, int]:
 
 
 def _stage_space(whole: SearchSpace, stage: Stage) -> SearchSpace:
-    space = enumerate_space(stage.graph, whole.tp, whole.data)
+    space = enumerate_space(stage.graph, whole.tp, whole.followed)
     outer, nodes = stage.graph.outer.name, dict(space.nodes)
     for kind, values in (("input", stage.takes), ("tangent", stage.takes_back)):
         for value in values:
@@ -208,9 +208,7 @@ def _by_maker(table: CostTable, values: Iterable[str]) -> dict[NodeKey, Floats]:
 
 
 def _nbytes(table: CostTable, graph: OpGraph, name: str, key: NodeKey, slot: int) -> Floats:
-    value, node, rows = graph.values[name], table.space.nodes[key], table.job.local_rows(table.mesh)
-    data = table.space.data[graph.name].values[name]
-    count = [
-        local_elements(value, rows, table.mesh.num_data_ranks, data, tp, table.space.tp) for tp in node.given(slot)
-    ]
+    value, node, rows = graph.values[name], table.space.nodes[key], table.job.micro_rows()
+    cuts = table.space.cuts(graph.name, name, table.mesh)
+    count = [local_elements(value, rows, (*cuts, (table.space.tp, tp))) for tp in node.given(slot)]
     return np.array(count, dtype=np.float64) * ITEM_BYTES[value.dtype]

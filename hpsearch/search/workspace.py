@@ -16,7 +16,7 @@ import numpy as np
 from hpsearch.cost import CostTable
 from hpsearch.cost.op_time import Floats, local_elements
 from hpsearch.graph import ITEM_BYTES, Op, OpGraph
-from hpsearch.layout import REPLICATE, Placement
+from hpsearch.layout import Placement
 from hpsearch.solve import Row
 
 
@@ -101,6 +101,5 @@ def _copies(table: CostTable, moment: Moment, state: dict[tuple[str, str], int])
 
 def _bytes(table: CostTable, graph: OpGraph, name: str, tp: Placement) -> int:
     value = graph.values[name]
-    data = table.space.data[graph.name].values.get(name, REPLICATE)
-    rows, ranks = table.job.local_rows(table.mesh), table.mesh.num_data_ranks
-    return local_elements(value, rows, ranks, data, tp, table.space.tp) * ITEM_BYTES[value.dtype]
+    cuts = (*table.space.cuts(graph.name, name, table.mesh), (table.space.tp, tp))
+    return local_elements(value, table.job.micro_rows(), cuts) * ITEM_BYTES[value.dtype]

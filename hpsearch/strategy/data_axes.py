@@ -21,10 +21,14 @@ _TRAFFIC = {None: 0.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2
 
 @dataclass(frozen=True)
 class DataPlacements:
-    """What each value is on a data axis, and the rule of each op, for one graph."""
+    """What each value is on axes of one role, and the rule of each op, for one graph."""
 
     values: dict[str, Placement]
     rules: dict[str, Rule]
+
+
+Followed = dict[str, dict[str, DataPlacements]]
+"""Role of an axis (`layout.ROLES`) → graph → what each value is on axes of that role."""
 
 
 def batch_placement(value: Value) -> Placement:
@@ -111,8 +115,12 @@ def _is_batch_cut(value: Value, placement: Placement) -> bool:
     return not placement.is_shard or (value.per_row[placement.dim] > 0 and value.fixed[placement.dim] == 0)
 
 
-def propagate_all(model: ModelGraph, rows: int) -> dict[str, DataPlacements]:
-    """Data placements of every block class and of the outer graph, by graph name."""
+def propagate_all(model: ModelGraph, rows: int) -> Followed:
+    """Placements of every block class and of the outer graph on the axes that split the batch."""
+    return {"batch": _of_batch(model, rows)}
+
+
+def _of_batch(model: ModelGraph, rows: int) -> dict[str, DataPlacements]:
     blocks = {name: (block, propagate(block, rows, {})) for name, block in model.blocks.items()}
     placed = {name: placements for name, (_, placements) in blocks.items()}
     return placed | {model.outer.name: propagate(model.outer, rows, blocks)}

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hpsearch.graph import Call, ModelGraph, Op, OpGraph, Rule, Value
-from hpsearch.layout import REPLICATE, Placement, shard
-from hpsearch.strategy.data_axes import DataPlacements, propagate_all
+from hpsearch.layout import REPLICATE, ROLES, Layout, Mesh, Placement, shard
+from hpsearch.strategy.data_axes import DataPlacements, Followed, propagate_all
 from hpsearch.strategy.heads import check_degree
 
 NodeKey = tuple[str, str]
@@ -70,23 +70,38 @@ class SearchSpace:
     tp: int
     nodes: dict[NodeKey, Node]
     edges: tuple[Edge, ...]
-    data: dict[str, DataPlacements]
+    followed: Followed
+    """What each value is on the axes that are not free."""
     graphs: dict[str, OpGraph] = field(default_factory=dict)
 
     def value(self, graph: str, name: str) -> Value:
         return self.graphs[graph].values[name]
 
+    def on(self, axis: str, graph: str) -> DataPlacements:
+        """What the values of a graph are on an axis that is not free."""
+        return self.followed[ROLES[axis]][graph]
 
-def enumerate_space(model: ModelGraph, tp: int, data: dict[str, DataPlacements] | None = None) -> SearchSpace:
+    def cuts(self, graph: str, name: str, mesh: Mesh) -> tuple[tuple[int, Placement], ...]:
+        """Of a value: (pieces, placement) for each role of the mesh's axes that are not free."""
+        return tuple((size, self.followed[role][graph].values[name]) for role, size in mesh.followed.items())
+
+    def layout(self, graph: str, name: str, tp: Placement, mesh: Mesh) -> Layout:
+        """The layout in which a value is made, given what it is on tp."""
+        placed = ((axis, tp if axis == "tp" else self.on(axis, graph).values[name]) for axis in mesh.names)
+        return Layout(tuple(placed))
+
+
+def enumerate_space(model: ModelGraph, tp: int, followed: Followed | None = None) -> SearchSpace:
     """The space of one tp degree. Raises LegalityError when the degree is no divisor of the heads."""
     check_degree(model, tp)
-    data = data or propagate_all(model, model.rows)
+    followed = followed or propagate_all(model, model.rows)
+    data = followed["batch"]
     graphs = {graph.name: graph for graph, _ in model.pieces()}
     nodes: dict[NodeKey, Node] = {}
     for graph, count in model.pieces():
         for node in _nodes(graph, count, tp, data[graph.name]):
             nodes[node.key] = node
-    return SearchSpace(model, tp, nodes, tuple(_edges(model, graphs)), data, graphs)
+    return SearchSpace(model, tp, nodes, tuple(_edges(model, graphs)), followed, graphs)
 
 
 def _nodes(graph: OpGraph, count: int, tp: int, data: DataPlacements) -> Iterator[Node]:

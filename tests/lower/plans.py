@@ -47,7 +47,7 @@ def make_plan(
     """A plan at `rows` rows of a micro-batch. `stored(fqn, shape, used)` says where a parameter rests; `held` and
     `choose` decide the tp axis: placeholders, and the rule of an op among those that its operands can reach."""
     order = mesh.names
-    placed = propagate_all(model, rows)
+    placed = propagate_all(model, rows)["batch"]
     values: dict[tuple[str, str], dict[str, Placement]] = {}
     texts: dict[str, dict[str, dict[str, str]]] = {}
     blocks = [model.blocks[n] for n in model.blocks]

@@ -78,9 +78,9 @@ def op_prices(plan: Plan, model: ModelGraph, cluster: Cluster) -> dict[tuple[str
     """Seconds of each op on one rank, in the state that the plan chose."""
     job, mesh = plan.file.job, plan.mesh
     again = frozenset(block for block, kind in job.recompute.items() if kind == "full")
-    rows = Job(job.global_batch, job.micro_batches, recipe_of(job.recipe), job.optimizer, again).local_rows(mesh)
+    rows = Job(job.global_batch, job.micro_batches, recipe_of(job.recipe), job.optimizer, again).micro_rows()
     space = enumerate_space(model, mesh.size("tp"), propagate_all(model, model.rows))
-    seconds = op_seconds(space, cluster, rows, mesh.num_data_ranks)
+    seconds = op_seconds(space, cluster, rows, mesh)
     found = {}
     for key, by_state in seconds.items():
         rules = [f"{','.join(ins)}->{','.join(outs)}" for ins, outs in space.nodes[key].rules]

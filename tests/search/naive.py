@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hpsearch.cost import CostTable
 from hpsearch.graph import ITEM_BYTES, Call, Op, OpGraph
 from hpsearch.layout import Layout, Placement, redistribute
+from hpsearch.strategy import Node
 
 
 class Walk:
@@ -19,15 +20,23 @@ class Walk:
     def layout(self, graph: OpGraph, name: str, side: int, slot: int) -> Layout:
         """Layout of one side of a step or placeholder in the chosen state."""
         node = self.table.space.nodes[graph.name, name]
-        data = self.table.space.data[graph.name]
         if node.kind == "op":
-            tp, on_data = node.rules[self.state[node.key]][side][slot], data.rules[name][side][slot]
+            tp = node.rules[self.state[node.key]][side][slot]
         elif node.kind == "param":
-            tp, on_data = str(self.table.storages[node.key][self.state[node.key]].used["tp"]), "R"
+            tp = str(self.table.storages[node.key][self.state[node.key]].used["tp"])
         else:
-            tp, on_data = node.rules[self.state[node.key]][1][0], str(data.values[name])
-        pairs = [(a, Placement.parse(tp if a == "tp" else on_data)) for a in self.table.mesh.names]
+            tp = node.rules[self.state[node.key]][1][0]
+        names = self.table.mesh.names
+        pairs = [(a, Placement.parse(tp if a == "tp" else self.on(a, node, side, slot))) for a in names]
         return Layout(tuple(pairs))
+
+    def on(self, axis: str, node: Node, side: int, slot: int) -> str:
+        """What an operand or result of a node is on an axis that is not free."""
+        if node.kind == "param":
+            return "R"
+        graph, name = node.key
+        placed = self.table.space.on(axis, graph)
+        return placed.rules[name][side][slot] if node.kind == "op" else str(placed.values[name])
 
     def move(self, graph: OpGraph, name: str, source: Layout, target: Layout) -> None:
         value = graph.values[name]

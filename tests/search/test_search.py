@@ -100,7 +100,10 @@ def test_an_indivisible_batch_is_refused_with_the_identity() -> None:
     [
         ({"tp": 3}, "expected degrees whose product divides the 4 devices"),
         ({"tp": "x"}, "expected a whole number"),
-        ({"speed": 1}, "expected one of dp_replicate, dp_shard, tp, pp, vpp, schedule, cut, micro_batches, recompute"),
+        (
+            {"speed": 1},
+            "expected one of dp_replicate, dp_shard, cp, tp, pp, vpp, schedule, cut, micro_batches, recompute",
+        ),
         ({"recompute": "some"}, "expected none or full"),
     ],
 )
