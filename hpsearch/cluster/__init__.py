@@ -4,6 +4,7 @@ from hpsearch.cluster.cluster import Cluster
 from hpsearch.cluster.curve import COLLECTIVES, Curve
 from hpsearch.cluster.device import Device, MatmulTable
 from hpsearch.cluster.dispatch import Routing
+from hpsearch.cluster.exchange import Exchange
 from hpsearch.cluster.find import LOCAL, LOCAL_SUMMARY, shipped
 from hpsearch.cluster.group import Group
 from hpsearch.cluster.read import Fact
@@ -17,6 +18,7 @@ __all__ = [
     "Cluster",
     "Curve",
     "Device",
+    "Exchange",
     "Fact",
     "Group",
     "MatmulTable",

@@ -19,6 +19,7 @@ from hpsearch.cluster.curve import COLLECTIVES, Curve, Floats
 from hpsearch.cluster.device import Device
 from hpsearch.cluster.dispatch import Routing, dispatch_ways
 from hpsearch.cluster.efficiency import OwnNumber
+from hpsearch.cluster.exchange import Exchange, choose, exchanges
 from hpsearch.cluster.find import find
 from hpsearch.cluster.group import Group, check_groups, weakest_device
 from hpsearch.cluster.read import Fact, read
@@ -84,10 +85,15 @@ class Cluster:
         """The price of one call of `kind` on groups of `size` ranks `stride` apart, all groups at once.
 
         `nbytes` by the convention of `hpsearch.layout.redistribute`: the large tensor of all_gather and
-        reduce_scatter, the tensor of all_reduce, the local tensor of all_to_all, on one rank.
+        reduce_scatter, the tensor of all_reduce, the local tensor of all_to_all, on one rank. `shift` is no
+        collective of a library: every rank sends to the next one of its group.
         """
         if size == 1:
             return Price(0.0, "exact", "one rank")
+        if kind == "shift":
+            tier = self.tier_of(size, stride)
+            seconds = tier.latency_s + self.device.collective_launch_s + nbytes / tier.rate
+            return Price(seconds, "modelled", f"shift {tier.name} x{size}")
         key = (self._kind(kind), float(nbytes), size, stride)
         if key not in self._prices:
             self._prices[key] = cheapest(ways(self._links, kind, self.shape(size, stride), np.array([float(nbytes)])))
@@ -108,6 +114,13 @@ class Cluster:
         if size == 1:
             return (Price(0.0, "exact", "one rank"),)
         return _ranked(dispatch_ways(self._links, routing, self.shape(size, stride)))
+
+    def exchange(self, routing: Routing, size: int, stride: int, form: str | None = None) -> Exchange:
+        """The way an emitted program moves tokens over groups of `size` ranks `stride` apart: the cheapest, or `form`.
+
+        LegalityError: a form that no program has, or that never pays; see `hpsearch/cluster/exchange.py`.
+        """
+        return choose(exchanges(self._links, routing, self.shape(size, stride)), form)
 
     def collective_s(self, kind: str, nbytes: ArrayLike, size: int, stride: int) -> Floats:
         """Seconds of `collective` for every size in an array; same shape."""

@@ -50,7 +50,7 @@ def dispatch_ways(links: Links, routing: Routing, shape: GroupShape) -> list[Way
     return [_separate(links, routing, shape), _together(links, routing, shape)]
 
 
-def _steps(shape: GroupShape) -> list[tuple[int, int, int]]:
+def steps(shape: GroupShape) -> list[tuple[int, int, int]]:
     """(tier, parts it joins in the group, members in one of its domains), from the innermost."""
     found, before = [], shape.size
     for tier in (*shape.cuts, shape.outermost):
@@ -60,13 +60,13 @@ def _steps(shape: GroupShape) -> list[tuple[int, int, int]]:
 
 
 def _latency_s(links: Links, shape: GroupShape) -> float:
-    return links.launch_s + sum(links.tiers[tier].latency_s for tier, _, _ in _steps(shape))
+    return links.launch_s + sum(links.tiers[tier].latency_s for tier, _, _ in steps(shape))
 
 
 def _separate(links: Links, routing: Routing, shape: GroupShape) -> Way:
     """A tier carries the copies for ranks inside its domain but outside the domains within."""
     busy, sent = 0.0, routing.tokens * routing.token_bytes * routing.top_k
-    for tier, parts, members in _steps(shape):
+    for tier, parts, members in steps(shape):
         inside = shape.size // parts
         share = (members - inside) / shape.size
         busy = max(busy, sent * share / links.tiers[tier].rate_within(members))
@@ -79,8 +79,8 @@ def _together(links: Links, routing: Routing, shape: GroupShape) -> Way:
     """A tier carries one copy for each part it joins that the token meets, less the share that entered there; the
     innermost carries the copy for the rank itself too, which passes the same buffers."""
     busy, sent = 0.0, routing.tokens * routing.token_bytes
-    for tier, parts, members in _steps(shape):
-        met = _met(routing, parts, shape)
+    for tier, parts, members in steps(shape):
+        met = parts_of(routing, parts, shape)
         inside = shape.size // parts
         leaving = met if inside == 1 else met * (members - inside) / members
         busy = max(busy, sent * leaving / links.tiers[tier].rate_within(members))
@@ -88,9 +88,9 @@ def _together(links: Links, routing: Routing, shape: GroupShape) -> Way:
     return np.array([_latency_s(links, shape) + busy]), "modelled", words
 
 
-def _met(routing: Routing, parts: int, shape: GroupShape) -> float:
+def parts_of(routing: Routing, parts: int, shape: GroupShape) -> float:
     """Parts that a token meets, where the outermost domains it may go to are limited."""
-    domains = _steps(shape)[-1][1]
+    domains = steps(shape)[-1][1]
     limit = routing.most_domains
     if limit is None or limit >= domains:
         return parts_met(parts, routing.experts, routing.top_k)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from hpsearch.cluster.dispatch import parts_met
+from hpsearch.cluster.exchange import CALLS
 from tests.end_to_end.ranks import RankPool
 from tests.lower.mixture import hop_groups
 from tests.lower.simulate import Collectives, on_ranks
@@ -42,12 +43,13 @@ def crossing(sent: list[dict[int, int]], supernodes: int) -> int:
 
 
 def handed_over(ranks: int, supernodes: int, limit: int | None, together: bool) -> list[dict[int, int]]:
-    """Bytes given to exchanges for each other rank."""
+    """Bytes given to exchanges for each other rank, in as many calls as prices are for."""
     everyone = tuple(range(ranks))
 
     def work(rank: int, collectives: Collectives) -> dict[int, int]:
         hops = hop_groups(everyone, (supernodes, ranks // supernodes), rank) if together else None
         layer(drawn(rank, TOKENS, supernodes, limit), everyone, hops)  # type: ignore[arg-type]
+        assert len(collectives.log) == 4 * CALLS * (2 if together else 1)
         return collectives.sent
 
     return on_ranks(ranks, work)
