@@ -8,17 +8,24 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from math import prod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from hpsearch.layout import PARTIAL, Layout, Mesh
+from hpsearch.layout import PARTIAL, Layout, Mesh, shard
 from hpsearch.lower import local_ops
 from hpsearch.lower.exchange import Group, collect, collect_adjoint, route, send, send_adjoint
 from hpsearch.lower.redistribution import redistribute_value
 from hpsearch.lower.statement import LocalValue
+from hpsearch.run.shards import as_dtensor, device_mesh
 from tests.lower.exchange_rank import hops_of
+from tests.lower.gloo_rank import group_name
+from tests.lower.reference import cut
+
+c10d = torch.ops._c10d_functional
 
 EXPERTS, TOP_K = 64, 8
 TOKEN = torch.float32.itemsize * 512
@@ -68,26 +75,52 @@ def dispatched(cases: list[tuple[int, int | None]], tokens: int) -> list[tuple[d
 
 def summed(elements: int, axis_by_axis: bool) -> dict[int, int]:
     """What one of 2 x 2 gloo ranks does: a sum over both axes of a mesh, and the bytes that its sockets took."""
-    rank = dist.get_rank()
-    mesh = Mesh.of(dp_replicate=2, dp_shard=2)
-    groups = {}
-    for axis in mesh.names:
-        for ranks in dict.fromkeys(mesh.group(axis, r) for r in range(4)):
-            group = dist.new_group(list(ranks))
-            groups.update({axis: group.group_name} if rank in ranks else {})
-    value = LocalValue("x", (elements,), "float32", Layout.of(dict.fromkeys(mesh.names, PARTIAL)))
-    statements = redistribute_value(value, Layout(), mesh, phase="backward", what="x", name="y")
-    c10d = torch.ops._c10d_functional
-    names = {"c10d": c10d, "groups": groups, "join": local_ops.join, "x": torch.full((elements,), float(rank))}
-    before = socket_bytes()
+    mesh, rank = Mesh.of(dp_replicate=2, dp_shard=2), dist.get_rank()
+    groups = {axis: group_name(mesh, axis, rank) for axis in mesh.names}
+    x, partial = torch.full((elements,), float(rank)), Layout.of(dict.fromkeys(mesh.names, PARTIAL))
     if axis_by_axis:
+        before = socket_bytes()
         for axis in mesh.names:
-            names["x"] = c10d.wait_tensor(c10d.all_reduce(names["x"], "sum", groups[axis]))
-        names["y"] = names["x"]
-    else:
-        exec("\n".join(s.text for s in statements), names)
-    assert torch.equal(names["y"], torch.full((elements,), 6.0))
-    return since(before)
+            x = c10d.wait_tensor(c10d.all_reduce(x, "sum", groups[axis]))
+        assert torch.equal(x, torch.full((elements,), 6.0))
+        return since(before)
+    y, sent = moved(x, (elements,), partial, Layout(), mesh, groups)
+    assert torch.equal(y, torch.full((elements,), 6.0))
+    return sent
+
+
+def exchanged(
+    shape: tuple[int, ...], axes: dict[str, int], source: dict[str, int], target: dict[str, int]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """What one gloo rank does: a cut tensor gets other cuts (axis → dim) by the statements of a program, and by
+    DTensor; the bytes that its sockets took for each."""
+    mesh, rank = Mesh.of(**axes), dist.get_rank()
+    groups = {axis: group_name(mesh, axis, rank) for axis in mesh.names}
+    whole = torch.arange(prod(shape), dtype=torch.float32).view(shape)
+    before, after = (Layout.of({a: shard(d) for a, d in each.items()}) for each in (source, target))
+    mine = cut(whole, before, mesh, rank)
+    made, sent = moved(mine, shape, before, after, mesh, groups)
+    assert torch.equal(made, cut(whole, after, mesh, rank))
+    devices = device_mesh(mesh, "cpu")
+    tensor = as_dtensor(mine, shape, before, mesh, devices)
+    start = socket_bytes()
+    assert isinstance(tensor, DTensor)
+    placed = [Shard(target[a]) if a in target else Replicate() for a in devices.mesh_dim_names or ()]
+    assert torch.equal(tensor.redistribute(placements=placed).to_local(), made)
+    return sent, since(start)
+
+
+def moved(
+    x: Tensor, shape: tuple[int, ...], source: Layout, target: Layout, mesh: Mesh, groups: dict[str, str]
+) -> tuple[Tensor, dict[int, int]]:
+    """x with another layout, by the statements of a program; and the bytes that the sockets took for each rank."""
+    value = LocalValue("x", shape, "float32", source)
+    statements = redistribute_value(value, target, mesh, phase="backward", what="x", name="y")
+    names = {"c10d": c10d, "groups": groups, "coordinate": mesh.coordinate(dist.get_rank()), "x": x}
+    names |= {name: getattr(local_ops, name) for name in ("cut", "join", "split")}
+    before = socket_bytes()
+    exec("\n".join(s.text for s in statements), names)
+    return names["y"], since(before)
 
 
 Ends = tuple[int, int]

@@ -87,3 +87,28 @@ def test_a_sum_over_two_axes_crosses_once(pool: RankPool) -> None:
             "tests.lower.slow_tier:summed", ranks=4, timeout_s=60, elements=nbytes // 4, axis_by_axis=axis_by_axis
         )
         assert crossing(sent, 2) == pytest.approx(2 * copies * nbytes, rel=0.02)
+
+
+EXCHANGES: list[tuple[tuple[int, ...], dict[str, int], dict[str, int], dict[str, int]]] = [
+    ((64, 64, 64), {"tp": 4}, {"tp": 0}, {"tp": 1}),
+    ((64, 64, 64), {"tp": 4}, {"tp": 2}, {"tp": 0}),
+    ((64, 64, 64), {"dp_shard": 2, "tp": 2}, {"dp_shard": 0, "tp": 1}, {"dp_shard": 0, "tp": 2}),
+]
+"""Shape, mesh, the dims that its axes cut before and after."""
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("shape", "axes", "source", "target"), EXCHANGES)
+def test_from_cut_to_cut_sends_each_piece_once(
+    pool: RankPool, shape: tuple[int, ...], axes: dict[str, int], source: dict[str, int], target: dict[str, int]
+) -> None:
+    """A rank keeps one of the pieces it has and sends each other to the rank whose it is. DTensor gathers on CPU: all
+    that a rank has goes to each other rank of the axis, tp times as much."""
+    moves = {"shape": shape, "axes": axes, "source": source, "target": target}
+    local, size = 4 * 64**3 // 4, axes["tp"]
+    for rank, (ours, theirs) in enumerate(pool.run("tests.lower.slow_tier:exchanged", ranks=4, timeout_s=60, **moves)):
+        group = range(rank // size * size, rank // size * size + size)
+        for other in range(4):
+            there = local / size if other in group and other != rank else 0
+            assert ours.get(other, 0) == pytest.approx(there, rel=0.01, abs=4096)
+        assert sum(theirs.values()) > 1.9 * sum(ours.values())
