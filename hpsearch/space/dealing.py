@@ -1,10 +1,16 @@
-"""The bound of `bound.py` over all cuts and recomputed layers, of 1F1B layouts with any numbers of stages at once.
+"""The bound of `bound.py` over all cuts and recomputed layers, of layouts of one chunk a rank with any schedules and
+numbers of stages at once.
 
 Here recompute is bounded by what a stage has. Of its layers those with least seconds for a byte freed come first, the
 others next; and as layers are computed again whole, there are at least so many as free enough if all free most, the
 quickest first. A stage that starts one layer later has to free as much less as that layer could have freed, so it never
 computes more again.
-Layouts stand side by side, those of most stages first, so that those which have a stage s are the first ones.
+Layouts stand side by side, those of most stages first, so that those which have a stage s are the first ones. A chain
+of a schedule through stage s leaves it, of a limit L, at most
+
+    (L - a·(base, forward, weight seconds before s) - c_0 - c_1·s) / (n_0 + n_1·min(p - 1 - s, n_2))
+
+with numbers that are the layout's own (`_Chains`), so that all schedules are one expression.
 """
 
 from __future__ import annotations
@@ -14,32 +20,46 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpsearch.space.bound import PRECISION, WIDER, Bounds, without_memory_s
-from hpsearch.space.tables import Table
+from hpsearch.space.bound import PRECISION, WHOLE, WIDER, Bounds, without_memory_s
+from hpsearch.space.tables import ROUNDED, Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+DEALT = (*WHOLE, "zb-h1")
+"""Schedules of one chunk a rank."""
+SPLIT = DEALT.index("zb-h1")
 SCALARS = (
-    "first_s", "last_s", "first_dense", "last_dense", "both_dense", "loss_bytes", "layer_bytes",
-    "exchange_bytes", "hop_bytes", "total_s",
+    "first_s", "last_s", "first_forward_s", "last_forward_s", "first_weight_s", "last_weight_s", "first_dense",
+    "last_dense", "both_dense", "loss_bytes", "layer_bytes", "exchange_bytes", "hop_bytes", "total_s",
 )  # fmt: skip
-PREFIXES = ("base_s", "saved_bytes", "freed_bytes", "dense", "expert")
+PREFIXES = ("base_s", "forward_s", "weight_s", "saved_bytes", "freed_bytes", "dense", "expert", "owed_bytes")
+TIMES = 3
+"""Of these, seconds."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """1F1B layouts, one entry each, none with fewer stages before one with more."""
+    """Layouts of one chunk a rank, one entry each, none with fewer stages before one with more."""
 
     tables: tuple[Table, ...]
     table: Ints
     """Which table."""
+    kind: Ints
+    """Place of the schedule in DEALT."""
     stages: Ints
     micro_batches: Floats
     hop_s: Floats
     room_bytes: Floats
     per_dense: Floats
     per_expert: Floats
+
+    def of(self, some: Ints) -> Lines:
+        """Some of them."""
+        return Lines(
+            self.tables, self.table[some], self.kind[some], self.stages[some], self.micro_batches[some],
+            self.hop_s[some], self.room_bytes[some], self.per_dense[some], self.per_expert[some],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,86 +94,167 @@ def _two(values: Floats) -> tuple[float, float]:
     return (least if least < np.inf else 0.0), (second if second < np.inf else 0.0 if least == np.inf else least)
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Tables side by side."""
+
+    prefixes: Floats
+    """[tables, layers + 1, PREFIXES and what `_Again` has]."""
+    scalars: Floats
+    """[SCALARS, shares, least weight part of a layer and what `_Again` has; tables]."""
+
+    @staticmethod
+    def of(tables: tuple[Table, ...]) -> Packed:
+        again = [_Again.of(one) for one in tables]
+        prefixes = np.stack([
+            [*(getattr(t, name) for name in PREFIXES), one.cheap, one.quick]
+            for t, one in zip(tables, again, strict=True)
+        ]).transpose(0, 2, 1)  # fmt: skip
+        scalars = [
+            [*(getattr(t, name) for name in SCALARS), *t.shares, np.diff(t.weight_s).min() / ROUNDED, *one.scalars]
+            for t, one in zip(tables, again, strict=True)
+        ]
+        return Packed(np.ascontiguousarray(prefixes), np.array(scalars, dtype=np.float64).T)
+
+
 class _Stack:
     """Columns of layouts, and the values of their tables before layer l as one lookup."""
 
-    def __init__(self, lines: Lines, packed: Floats, scalars: Floats, some: Ints | slice) -> None:
-        self.lines, self.packed, self.scalars = lines, packed, scalars
-        self.k, self.p, self.m = lines.table[some], lines.stages[some], lines.micro_batches[some]
-        self.hop_s, self.room = lines.hop_s[some], lines.room_bytes[some]
-        self.per_dense, self.per_expert = lines.per_dense[some], lines.per_expert[some]
-        (self.first_s, self.last_s, self.first_dense, self.last_dense, self.both_dense, self.loss, self.layer, exchange,
-         hop_bytes, self.whole_s, self.share, self.most_freed, self.cheap_rho, self.rho, self.quick_s,
-         self.again_s) = scalars[:, self.k]  # fmt: skip
-        self.fixed = exchange + np.where(self.p > 1, 4 * hop_bytes, 0.0)
-        self.layers = packed.shape[1] - 1
-        self.steps = max(int(self.layers).bit_length(), 1)
-
-    @staticmethod
-    def of(lines: Lines) -> _Stack:
-        again = [_Again.of(t) for t in lines.tables]
-        packed = np.stack([
-            [*(getattr(t, name) for name in PREFIXES), one.cheap, one.quick]
-            for t, one in zip(lines.tables, again, strict=True)
-        ]).transpose(0, 2, 1)  # fmt: skip
-        scalars = [[getattr(t, name) for t in lines.tables] for name in SCALARS]
-        scalars.append([_forward_share(t) for t in lines.tables])
-        scalars += [list(column) for column in zip(*(one.scalars for one in again), strict=True)]
-        return _Stack(lines, np.ascontiguousarray(packed), np.array(scalars, dtype=np.float64), slice(None))
+    def __init__(self, lines: Lines, packed: Packed) -> None:
+        self.lines, self.packed = lines, packed
+        self.k, self.p, self.m = lines.table, lines.stages, lines.micro_batches
+        self.per_dense, self.per_expert = lines.per_dense, lines.per_expert
+        (self.first_s, self.last_s, self.first_forward_s, self.last_forward_s, self.first_weight_s, self.last_weight_s,
+         self.first_dense, self.last_dense, self.both_dense, self.loss, self.layer, exchange, hop_bytes, self.whole_s,
+         self.share, self.input_share, self.weight_share, self.least_weight_s, self.most_freed, self.cheap_rho,
+         self.rho, self.quick_s, self.again_s) = packed.scalars[:, self.k]  # fmt: skip
+        self.room = lines.room_bytes - exchange - np.where(self.p > 1, 4 * hop_bytes, 0.0)
+        self.layers = packed.prefixes.shape[1] - 1
+        self.is_split, self.is_usual = lines.kind == SPLIT, lines.kind == 0
+        self.chains = _Chains.of(self)
 
     def some(self, which: Ints) -> _Stack:
-        return _Stack(self.lines_of(which), self.packed, self.scalars, slice(None))
+        return _Stack(self.lines.of(which), self.packed)
 
-    def lines_of(self, which: Ints) -> Lines:
-        return Lines(
-            self.lines.tables, self.k[which], self.p[which], self.m[which], self.hop_s[which], self.room[which],
-            self.per_dense[which], self.per_expert[which],
-        )  # fmt: skip
+    def alive(self, n: int, stage: Ints | int, *, is_forward: bool = False) -> tuple[Floats, Floats]:
+        """Of the first n layouts: forwards that keep what a backward reads, and input parts that keep what a weight
+        part does; in a backward, or after a forward."""
+        m, behind = self.m[:n], self.p[:n] - stage
+        split, late = self.is_split[:n], 0 if is_forward else 1
+        kept = np.where(split, behind - late, np.where(self.is_usual[:n], np.minimum(m, behind), m))
+        return kept, np.where(split, self.p[:n] - behind + late, 0.0)
 
-    def stage_s(self, n: int, alive: Floats, i: Ints, j: Ints, first: Bools | bool, last: bool) -> Floats:
-        """Least seconds of a micro-batch on a stage with layers i to j, of the first n layouts; inf: do not fit."""
-        held = self.packed[self.k[:n], j] - self.packed[self.k[:n], i]
-        seconds, saved, freed, dense, expert, cheap, quick = held.T
-        if last:
+    def stage_s(
+        self, n: int, alive: tuple[Floats, Floats], i: Ints, j: Ints, first: Bools | bool, moment: Floats | None = None
+    ) -> Floats:
+        """Least seconds of a micro-batch on a stage with layers i to j, of the first n layouts; inf: do not fit.
+        `moment`: of the last stage, bytes beside states and activations."""
+        held = self.packed.prefixes[self.k[:n], j] - self.packed.prefixes[self.k[:n], i]
+        seconds, _, _, saved, freed, dense, expert, owed, cheap, quick = held.T
+        if moment is not None:
             seconds = seconds + self.last_s[:n] + np.where(first, self.first_s[:n], 0.0)
             dense = dense + np.where(first, self.both_dense[:n], self.last_dense[:n])
-            moment = np.maximum(self.layer[:n], self.loss[:n])
         else:
             seconds, dense = (seconds + self.first_s[:n], dense + self.first_dense[:n]) if first else (seconds, dense)
             moment = self.layer[:n]
+        kept, left = alive
         states = dense * self.per_dense[:n] + expert * self.per_expert[:n]
-        excess = np.maximum(states + alive * saved + moment + self.fixed[:n] - self.room[:n], 0.0) / alive
+        excess = np.maximum(states + kept * saved + left * owed + moment - self.room[:n], 0.0) / np.maximum(kept, 1e-9)
         again = self.cheap_rho[:n] * np.minimum(excess, cheap) + self.rho[:n] * np.maximum(excess - cheap, 0.0)
         count = np.ceil(excess / self.most_freed[:n] - 1e-6)
         whole = self.quick_s[:n] * np.minimum(count, quick) + self.again_s[:n] * np.maximum(count - quick, 0.0)
         return np.where(excess <= freed * (1 + 1e-9), seconds + np.maximum(again, whole), np.inf)
 
+    def last_stage_s(self, at: Ints) -> Floats:
+        """`stage_s` of every layout's last stage, which starts at layer `at`. 1F1B has the loss and a backward at once,
+        as the estimate counts them; others one behind the other."""
+        ends, first = np.full(len(at), self.layers, dtype=np.int64), self.p == 1
+        moment = np.where(self.is_usual, np.maximum(self.layer, self.loss), self.layer)
+        found = self.stage_s(len(at), self.alive(len(at), self.p - 1), at, ends, first, moment)
+        if self.is_usual.all():
+            return found
+        after = self.alive(len(at), self.p - 1, is_forward=True)
+        loss = np.where(self.is_usual, moment, self.loss * after[0])
+        return np.maximum(found, self.stage_s(len(at), after, at, ends, first, loss))
+
     def budget(self, n: int, limit: Floats, stage: Ints | int, at: Ints) -> Floats:
-        """Seconds that a stage which starts at layer `at` may take for a micro-batch, by (1) to (3)."""
-        p, m, hop_s, whole_s = self.p[:n], self.m[:n], self.hop_s[:n], self.whole_s[:n]
-        before_s = self.packed[self.k[:n], at, 0] + np.where(np.asarray(stage) > 0, self.first_s[:n], 0.0)
-        behind = p - 1 - stage
-        first = (limit - before_s - 2 * stage * hop_s) / m
-        times = m - 1 - np.minimum(behind, m - 1) * self.share[:n]
-        second = (limit - whole_s - 2 * (p - 1) * hop_s) / np.maximum(times, 1e-9)
-        fewer = m - behind - 2
-        third = (limit - 2 * (stage + 2 * behind) * hop_s - 2 * whole_s + before_s) / np.maximum(fewer, 1e-9)
-        less = np.minimum(np.where(times > 0, second, np.inf), np.where(fewer > 0, third, np.inf))
-        return np.asarray(np.minimum(first, less))
+        """Seconds that a stage which starts at layer `at` may take for a micro-batch."""
+        before = self.packed.prefixes[self.k[:n], at, :TIMES].T
+        return self.chains.left_s(n, limit, stage, before, self.p[:n] - 1 - stage)
 
 
-def _forward_share(table: Table) -> float:
-    """Of a stage's seconds for a micro-batch, nothing computed again, the forward is at most this."""
-    ends = ((table.first_forward_s, table.first_s), (table.last_forward_s, table.last_s))
-    largest = float((np.diff(table.forward_s) / np.diff(table.base_s)).max())
-    return max(largest, *(part / whole for part, whole in ends if whole), 0.0) * (1 + 1e-12)
+@dataclass(frozen=True)
+class _Chains:
+    """Chains (1) to (7) of `bound.py`, three of each layout, as the numbers that the expression above has."""
+
+    before: Floats
+    """[3 chains, 3 seconds, layouts] a."""
+    ends: Floats
+    """[3, layouts] of the embedding, a times its seconds."""
+    fixed_s: Floats
+    """[3, layouts] c_0."""
+    hop_s: Floats
+    """[3, layouts] c_1."""
+    times: Floats
+    """[3, layouts] n_0."""
+    fewer: Floats
+    """[3, layouts] n_1."""
+    most: Floats
+    """[3, layouts] n_2."""
+
+    @staticmethod
+    def of(stack: _Stack) -> _Chains:
+        p, m, hop_s, none = stack.p.astype(np.float64), stack.m, stack.lines.hop_s, np.zeros(len(stack.p))
+        whole, one, way = stack.whole_s, none + 1, 2 * (p - 1) * stack.lines.hop_s
+        endless = none + np.inf
+        last = stack.packed.prefixes[stack.k, -1]
+        forward_s = last[:, 1] + stack.first_forward_s + stack.last_forward_s
+        input_s = whole - forward_s - (last[:, 2] + stack.first_weight_s + stack.last_weight_s)
+        usual = (  # (1), (2), (3)
+            ((one, none, none), none, 2 * hop_s, m, none, endless),
+            ((none, none, none), whole + way, none, m - 1, -stack.share, m - 1),
+            ((-one, none, none), 2 * whole + 2 * way, -2 * hop_s, m - 2, -one, endless),
+        )
+        filled = (  # (1), (4)
+            usual[0],
+            ((none, none, none), whole + way, none, m - 1, none, endless),
+            ((none, none, none), none, none, -one, none, endless),
+        )
+        weight = stack.weight_share
+        split = (  # (5), (6), (7)
+            ((none, one, none), none, hop_s, m, none, endless),
+            ((one, none, -one), stack.least_weight_s, 2 * hop_s, m - p * weight, weight, endless),
+            ((-one, one, one), forward_s + input_s + way, -hop_s, m - stack.share - stack.input_share, -stack.share,
+             endless),
+        )  # fmt: skip
+        rows = [[row for row, *_ in chains] for chains in (usual, filled, split)]
+        before = [_chosen(stack, [[row[i] for row in one] for one in rows]) for i in range(TIMES)]
+        ends = before[0] * stack.first_s + before[1] * stack.first_forward_s + before[2] * stack.first_weight_s
+        others = [[list(rest) for _, *rest in chains] for chains in (usual, filled, split)]
+        rest = [_chosen(stack, [[row[i] for row in one] for one in others]) for i in range(5)]
+        return _Chains(np.stack(before, axis=1), ends, *rest)
+
+    def left_s(self, n: int, limit: Floats, stage: Ints | int, before: Floats, behind: Ints) -> Floats:
+        """Of the first n layouts."""
+        spent = (self.before[:, :, :n] * before).sum(axis=1) + np.where(np.asarray(stage) > 0, self.ends[:, :n], 0.0)
+        left = limit - spent - self.fixed_s[:, :n] - self.hop_s[:, :n] * stage
+        times = self.times[:, :n] + self.fewer[:, :n] * np.minimum(behind, self.most[:, :n])
+        return np.asarray(np.where(times > 0, left / np.maximum(times, 1e-9), np.inf).min(axis=0))
+
+
+def _chosen(stack: _Stack, columns: list[list[Floats]]) -> Floats:
+    """[3 chains, layouts]: of three schedules' chains those of each layout."""
+    kind = stack.lines.kind
+    return np.asarray(np.array(columns)[kind, :, np.arange(len(kind))].T)
 
 
 def least_s(lines: Lines, cutoff_s: Floats) -> Bounds:
     """The bound of each layout over all cuts into stages of at least one layer each; inf where it is above the cutoff
     as well, without saying by how much. Cuts have zeros behind their last stage."""
-    stack = _Stack.of(lines)
-    low = np.minimum(without_memory_s(stack.whole_s, stack.m, stack.p.astype(np.float64)), cutoff_s)
+    stack = _Stack(lines, Packed.of(lines.tables))
+    p = stack.p.astype(np.float64)
+    low = np.where(stack.is_split, stack.whole_s * stack.m / p, without_memory_s(stack.whole_s, stack.m, p))
+    low = np.minimum(low, cutoff_s)
     cuts, reached = _deal(stack, cutoff_s)
     high, left = cutoff_s.copy(), np.flatnonzero(reached)
     while len(left := left[high[left] - low[left] > PRECISION * low[left]]):
@@ -175,14 +276,13 @@ def _deal(stack: _Stack, limit: Floats) -> tuple[Ints, Bools]:
     ends = np.full((count, longest), layers, dtype=np.int64)
     for stage in range(longest - 1):
         n = int(np.searchsorted(-p, -(stage + 1), side="left"))
-        here, alive = at[:n], np.minimum(stack.m[:n], p[:n] - stage)
+        here = at[:n]
         budget = stack.budget(n, limit[:n], stage, here)
         most = layers - (p[:n] - 1 - stage) - here
-        at[:n] = here + _most(stack, n, stage, alive, here, most, budget)
+        at[:n] = here + _most(stack, n, stage, here, most, budget)
         fine[:n] &= at[:n] > stage
         ends[:n, stage] = at[:n]
-    all_layers = np.full(count, layers, dtype=np.int64)
-    seconds = stack.stage_s(count, np.ones(count), at, all_layers, p == 1, last=True)
+    seconds = stack.last_stage_s(at)
     fine &= np.isfinite(seconds) & (seconds <= stack.budget(count, limit, p - 1, at))
     for stage in range(longest - 2, -1, -1):
         n = int(np.searchsorted(-p, -(stage + 1), side="left"))
@@ -190,12 +290,20 @@ def _deal(stack: _Stack, limit: Floats) -> tuple[Ints, Bools]:
     return np.diff(ends, axis=1, prepend=0), fine
 
 
-def _most(stack: _Stack, n: int, stage: int, alive: Floats, at: Ints, most: Ints, budget: Floats) -> Ints:
-    """Most layers from `at` on that take no longer than `budget`, by halving; 0: not even one."""
+def _most(stack: _Stack, n: int, stage: int, at: Ints, most: Ints, budget: Floats) -> Ints:
+    """Most layers from `at` on that take no longer than `budget`, by halving; 0: not even one. First as many as take
+    that long without recompute: mostly that is all."""
+    alive, base = stack.alive(n, stage), stack.packed.prefixes[:, :, 0]
+    budget_at = budget + base[stack.k[:n], at] - (stack.first_s[:n] if stage == 0 else 0.0)
     low, high = np.zeros_like(at), np.maximum(most, 0)
     while (low < high).any():
         middle = (low + high + 1) // 2
-        seconds = stack.stage_s(n, alive, at, at + middle, stage == 0, last=False)
+        good = base[stack.k[:n], at + middle] <= budget_at * (1 + 1e-12)
+        low, high = np.where(good, middle, low), np.where(good, high, middle - 1)
+    low, high, middle = np.zeros_like(at), low, low
+    while (low < high).any():
+        seconds = stack.stage_s(n, alive, at, at + middle, stage == 0)
         good = np.isfinite(seconds) & (seconds <= budget)
         low, high = np.where(good, middle, low), np.where(good, high, np.maximum(middle - 1, low))
+        middle = (low + high + 1) // 2
     return low

@@ -23,7 +23,7 @@ from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.stages import filled_sizes
 from hpsearch.space.around import Around, around, least_rate, links_s
 from hpsearch.space.bound import WHOLE, Pipes, Stacked, even_s, least_s, without_memory_s
-from hpsearch.space.dealing import Lines
+from hpsearch.space.dealing import DEALT, Lines
 from hpsearch.space.dealing import least_s as least_of_all
 from hpsearch.space.fits import fits_somehow
 from hpsearch.space.memo import Memo, Wholes
@@ -262,7 +262,7 @@ class Prices:
         return pipe_s, [tuple(cut) for cut in cuts.tolist()]
 
     def dealt_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, list[tuple[int, ...]]]:
-        """`second_bound` of 1F1B layouts with any numbers of stages."""
+        """`second_bound` of layouts of one chunk a rank, with any numbers of stages."""
         pipe_s = np.zeros(len(members))
         cuts: list[tuple[int, ...]] = [()] * len(members)
         for again, chosen in self._passes(members):
@@ -272,9 +272,10 @@ class Prices:
             some = some[np.argsort([-members[i][1][0] for i in some.tolist()], kind="stable")]
             pipes = self._pipes([members[i] for i in some.tolist()], again)
             stages = np.array([members[i][1][0] for i in some.tolist()])
+            kinds = np.array([DEALT.index(names_of(members[i][1][6])[0]) for i in some.tolist()])
             found = least_of_all(Lines(
-                pipes.tables, pipes.table, stages, pipes.micro_batches, pipes.hop_s, pipes.room_bytes, pipes.per_dense,
-                pipes.per_expert,
+                pipes.tables, pipes.table, kinds, stages, pipes.micro_batches, pipes.hop_s, pipes.room_bytes,
+                pipes.per_dense, pipes.per_expert,
             ), cutoff_s[some])  # fmt: skip
             for i, cut, count in zip(some.tolist(), found.cuts.tolist(), stages.tolist(), strict=True):
                 cuts[i] = tuple(cut[:count])
@@ -311,8 +312,8 @@ def _goes_back(rows: Ints) -> NDArray[np.bool_]:
 
 
 def is_dealt(row: Row) -> bool:
-    """Whether an outside is 1F1B, with any cut."""
-    return row[1] == 1 and row[6] == bits_of(("1f1b",))
+    """Whether an outside has one chunk a rank, and any cut."""
+    return row[1] == 1 and row[6] & bits_of(DEALT) > 0
 
 
 def dealt(rows: Ints) -> Ints:
