@@ -21,15 +21,18 @@ from hpsearch.graph.store import config_key, read_config, save_graph
 POSITION_TABLES = {"gpt2": "n_positions", "whisper": "max_target_positions", "opt": "max_position_embeddings"}
 """Config field that bounds the sequence, for model types with a table of positions."""
 
+ROWS = 2
+"""Rows of the batch that a config is captured with; sizes at other rows follow from it."""
+
 
 def capture_config(
-    config: str | Path | Mapping[str, Any], *, rows: int = 2, seq_len: int, recipe: str = "bf16"
+    config: str | Path | Mapping[str, Any], *, rows: int = ROWS, seq_len: int, recipe: str = "bf16"
 ) -> CapturedGraph:
     """Captures the class that `architectures[0]` names, on a batch made up from what its forward takes.
 
     config: path of a `config.json`, or its contents. rows: sequences (or images) of a batch. seq_len: tokens of each.
-    The graph is kept for `hpsearch.graph.store.load_graph`. Raises CaptureError, in one line, for a config that
-    transformers does not know.
+    The graph of the default rows is kept for `hpsearch.graph.store.load_graph`: what is planned does not depend on which
+    rows were asked for last. Raises CaptureError, in one line, for a config that transformers does not know.
     """
     contents = read_config(config)
     model = model_of(deepcopy(contents))  # config classes write into nested dicts they are given
@@ -37,7 +40,8 @@ def capture_config(
     captured = capture(model, batch, recipe=recipe)
     graph = replace(captured.graph, assumed=settings.assumed(contents, model.config))
     captured = replace(captured, graph=graph)
-    save_graph(config_key(contents, seq_len, recipe), captured.graph)
+    if rows == ROWS:
+        save_graph(config_key(contents, seq_len, recipe), captured.graph)
     return captured
 
 

@@ -14,6 +14,7 @@ from hpsearch import __version__
 from hpsearch.cli.aim import aim_command
 from hpsearch.cli.calibrate import calibrate_command
 from hpsearch.cli.clusters import clusters_command
+from hpsearch.cli.emit import emit_command
 from hpsearch.cli.estimate import estimate_command
 from hpsearch.cli.explain import explain_command
 from hpsearch.cli.plan import plan_command
@@ -54,6 +55,7 @@ app.command("aim")(aim_command)
 app.command("together")(together_command)
 app.command("rules")(rules_command)
 app.command("estimate")(estimate_command)
+app.command("emit")(emit_command)
 app.command("explain")(explain_command)
 app.command("clusters")(clusters_command)
 app.command("profile")(profile_command)

@@ -22,12 +22,26 @@ CALLABLE = "a function of no argument, or of seq_len, that returns (model, batch
 def load_graph(model: str, seq_len: int, recipe: str) -> ModelGraph:
     """The captured graph of what `--model` names. Raises CaptureError; wrong usage for what names nothing."""
     if ":" in model and not Path(model).exists():
-        return _of_callable(model, seq_len, recipe)
+        graph: ModelGraph = _of_callable(model, seq_len, recipe).graph
+        return graph
+    return _of_config(_config(model), seq_len, recipe)
+
+
+def load_captured(model: str, seq_len: int, recipe: str, rows: int) -> Any:
+    """As `load_graph`, the `CapturedGraph` at `rows` rows: what lowering needs besides a plan."""
+    if ":" in model and not Path(model).exists():
+        return _of_callable(model, seq_len, recipe, rows)
+    from hpsearch.capture import capture_config
+
+    return capture_config(_config(model), rows=rows, seq_len=seq_len, recipe=recipe)
+
+
+def _config(model: str) -> Path:
     path = Path(model)
     if not path.is_file():
         problem = "expected a Hugging Face config.json or module:callable, but there is no such file"
         raise CaptureError(model, problem, "Is it the right path?")
-    return _of_config(path, seq_len, recipe)
+    return path
 
 
 def _of_config(path: Path, seq_len: int, recipe: str) -> ModelGraph:
@@ -40,7 +54,7 @@ def _of_config(path: Path, seq_len: int, recipe: str) -> ModelGraph:
     return graph
 
 
-def _of_callable(spec: str, seq_len: int, recipe: str) -> ModelGraph:
+def _of_callable(spec: str, seq_len: int, recipe: str, rows: int | None = None) -> Any:
     """Calls it with the default device set to meta, so that a model of any size costs nothing."""
     import torch
 
@@ -53,7 +67,7 @@ def _of_callable(spec: str, seq_len: int, recipe: str) -> ModelGraph:
     if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], torch.nn.Module):
         raise CaptureError(spec, f"expected {CALLABLE}, but it returned {type(built).__name__}", "Return such a tuple.")
     model, batch, *loss = built
-    return capture(model, batch, loss=loss[0] if loss else None, recipe=recipe).graph
+    return capture(model, batch, loss=loss[0] if loss else None, recipe=recipe, rows=rows)
 
 
 @dataclass(frozen=True)
