@@ -210,6 +210,17 @@ def send_weight_adjoint(flow: Route, grad: Tensor) -> Tensor:
     return table.reshape(flow.tokens, flow.top_k)
 
 
+def hop_ranks(members: Sequence[int], sizes: Sequence[int], rank: int) -> tuple[tuple[int, ...], ...]:
+    """The group of `rank` in each hop, outermost first, where `members` of an axis, in order, are `sizes[0]` domains of
+    `sizes[1]` domains of … ranks."""
+    place, stride, found = list(members).index(rank), len(members), []
+    for size in sizes:
+        stride //= size
+        first = place - place // stride % size * stride
+        found.append(tuple(members[first + i * stride] for i in range(size)))
+    return tuple(found)
+
+
 def group_size(group: Group) -> int:
     """Ranks of a group, or of the group of that name."""
     return (_resolve_process_group(group) if isinstance(group, str) else group).size()

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpsearch.lower.exchange import collect, collect_adjoint, route, send, send_adjoint
-from tests.lower.mixture import hop_groups, mixture
+from hpsearch.lower.exchange import collect, collect_adjoint, hop_ranks, route, send, send_adjoint
+from tests.lower.mixture import mixture
 
 
 def layers(cases: list[tuple[tuple[int, ...] | None, tuple[int, ...], str]]) -> None:
@@ -47,6 +47,6 @@ def layer(sizes: tuple[int, ...] | None, members: tuple[int, ...], dtype: str) -
 
 def hops_of(members: tuple[int, ...], sizes: tuple[int, ...], rank: int) -> list[dist.ProcessGroup] | None:
     """This rank's groups, made by all ranks in one order."""
-    every = [hop_groups(members, sizes, member) for member in members]
+    every = [hop_ranks(members, sizes, member) for member in members]
     made = {ranks: dist.new_group(list(ranks)) for ranks in dict.fromkeys(r for hops in every for r in hops)}
     return [made[ranks] for ranks in every[members.index(rank)]] if rank in members else None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
@@ -56,13 +55,3 @@ def mixture(
     counts = [len(i) for i in index]
     tensors = [[draw(n, size) for n in counts] for size in (width, top_k, width)]
     return Mixture(index, *tensors, draw(experts, width, width))
-
-
-def hop_groups(group: Sequence[int], sizes: Sequence[int], rank: int) -> list[tuple[int, ...]]:
-    """The group of `rank` at each level when the group is `sizes[0]` domains of `sizes[1]` domains of …"""
-    place, found = list(group).index(rank), []
-    for level, size in enumerate(sizes):
-        stride = prod(sizes[level + 1 :])
-        first = place - place // stride % size * stride
-        found.append(tuple(group[first + i * stride] for i in range(size)))
-    return found

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hpsearch.errors import LoweringError
-from hpsearch.lower.exchange import collect, collect_adjoint, route, send, send_adjoint
-from tests.lower.mixture import Mixture, hop_groups, mixture
+from hpsearch.lower.exchange import collect, collect_adjoint, hop_ranks, route, send, send_adjoint
+from tests.lower.mixture import Mixture, mixture
 from tests.lower.simulate import Collectives, on_ranks
 
 WIDTH = 6
@@ -34,7 +34,7 @@ def exchanged(case: Mixture, ranks: int, sizes: tuple[int, ...] | None) -> Mixtu
 
     def work(rank: int, collectives: Collectives) -> tuple[Tensor, ...]:
         collectives.rank = names[rank]
-        hops = None if sizes is None else hop_groups(names, sizes, names[rank])
+        hops = None if sizes is None else hop_ranks(names, sizes, names[rank])
         index, x, weight, grad = (t[rank] for t in (case.index, case.x, case.weight, case.grad))
         flow = route(index, experts, names, hops)
         rows, counts = send(flow, x)
@@ -81,7 +81,7 @@ def test_sixteen_bit_sums_are_wide(sizes: tuple[int, ...] | None) -> None:
     rows_of = {0: 256.0}
 
     def work(rank: int, collectives: Collectives) -> Tensor:
-        hops = None if sizes is None else hop_groups(range(4), sizes, rank)
+        hops = None if sizes is None else hop_ranks(range(4), sizes, rank)
         flow = route(index[: 1 if rank == 0 else 0], 12, (0, 1, 2, 3), hops)
         rows, counts = send(flow, torch.ones(flow.tokens, 2, dtype=torch.bfloat16))
         first = rank * 3

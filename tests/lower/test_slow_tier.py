@@ -12,8 +12,8 @@ import pytest
 
 from hpsearch.cluster.dispatch import parts_met
 from hpsearch.cluster.exchange import CALLS
+from hpsearch.lower.exchange import hop_ranks
 from tests.end_to_end.ranks import RankPool
-from tests.lower.mixture import hop_groups
 from tests.lower.simulate import Collectives, on_ranks
 from tests.lower.slow_tier import EXPERTS, TOKEN, TOP_K, drawn, layer
 
@@ -47,7 +47,7 @@ def handed_over(ranks: int, supernodes: int, limit: int | None, together: bool) 
     everyone = tuple(range(ranks))
 
     def work(rank: int, collectives: Collectives) -> dict[int, int]:
-        hops = hop_groups(everyone, (supernodes, ranks // supernodes), rank) if together else None
+        hops = hop_ranks(everyone, (supernodes, ranks // supernodes), rank) if together else None
         layer(drawn(rank, TOKENS, supernodes, limit), everyone, hops)  # type: ignore[arg-type]
         assert len(collectives.log) == 4 * CALLS * (2 if together else 1)
         return collectives.sent
