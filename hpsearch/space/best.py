@@ -115,11 +115,42 @@ class _Candidates:
         """Bound of the i-th and all behind it."""
         return float(self.bound_s[i]) if i < len(self) else float("inf")
 
-    def some(self, start: int, stop: int) -> Iterator[tuple[Slot, int, Row]]:
+    def some(self, start: int, stop: int) -> _Some:
+        """Those from the start-th to the stop-th."""
+        which, at = self.part[start:stop], self.at[start:stop]
+        rows, inside = np.empty((len(at), 7), dtype=np.int64), np.empty(len(at), dtype=np.int64)
+        insides = list[tuple[Slot, int]]()
+        order = np.argsort(which, kind="stable")
+        for here in np.split(order, np.flatnonzero(np.diff(which[order])) + 1) if len(at) else ():
+            part = self.parts[which[here[0]]]
+            rows[here] = part.rows[part.row[at[here]]]
+            numbers, inverse = np.unique(part.number[at[here]], return_inverse=True)
+            inside[here] = inverse + len(insides)
+            insides += [(part.slot, number) for number in numbers.tolist()]
+        return _Some(insides, inside, rows)
+
+
+@dataclass(frozen=True)
+class _Some:
+    """Layouts, one entry each."""
+
+    insides: list[tuple[Slot, int]]
+    """Slots, and number of an inside in each."""
+    inside: Ints
+    """Which inside."""
+    rows: Ints
+    """[layouts, 7] outsides."""
+
+    def of(self, chosen: list[int]) -> _Some:
+        """Some of them."""
+        return _Some(self.insides, self.inside[chosen], self.rows[chosen])
+
+    def __iter__(self) -> Iterator[tuple[Slot, int, Row]]:
         """(slot, number of the inside in it, outside)."""
-        for which, at in zip(self.part[start:stop].tolist(), self.at[start:stop].tolist(), strict=True):
-            part = self.parts[which]
-            yield part.slot, int(part.number[at]), tuple(part.rows[part.row[at]].tolist())
+        for inside, (pp, vpp, dp, m, zero, shard_ranks, kinds) in zip(
+            self.inside.tolist(), self.rows.tolist(), strict=True
+        ):
+            yield *self.insides[inside], (pp, vpp, dp, m, zero, shard_ranks, kinds)
 
 
 @dataclass
@@ -180,24 +211,27 @@ class _Search:
             parts = [part for slot in firsts.values() for part in self.opened(slot, dealt)]
             candidates = _Candidates.of(parts, self.best_s)
             self.considered = counted
-            chosen: dict[tuple[int, ...], tuple[Slot, int, Row]] = {}
-            for slot, number, row in candidates.some(0, len(candidates)):
+            some, chosen = candidates.some(0, len(candidates)), dict[tuple[int, ...], int]()
+            for i, (slot, number, row) in enumerate(some):
                 if number % (len(slot.kinds) * len(slot.recomputes)) == 0:
-                    chosen.setdefault((slot.tp, number, row[0]), (slot, number, row))
+                    chosen.setdefault((slot.tp, number, row[0]), i)
                 if len(chosen) >= SEEDS:
                     break
-            for entry in sorted(self.refine(list(chosen.values()), lambda: True) or ())[:TRIES]:
+            for entry in sorted(self.refine(some.of(list(chosen.values())), lambda: True) or ())[:TRIES]:
                 self.glance(*entry)
             if self.tried:
                 break
         return bool(self.tried)
 
-    def refine(self, chosen: list[tuple[Slot, int, Row]], goes_on: Callable[[], bool]) -> list[Entry] | None:
+    def refine(self, chosen: _Some, goes_on: Callable[[], bool]) -> list[Entry] | None:
         """(bound over all cuts and recomputed layers, layout, cut) of those that fit and may be better than the best so
         far; None: had to end."""
         groups: dict[tuple[int, ...], list[tuple[int, Row]]] = {}
-        priced = [(self.prices.price(slot.inside(at)), row) for slot, at, row in chosen]
-        for number, row in self.prices.within(priced, self.best_s):
+        wanted, inside = np.unique(chosen.inside, return_inverse=True)
+        priced = [self.prices.price(slot.inside(at)) for slot, at in (chosen.insides[i] for i in wanted.tolist())]
+        numbers = np.array(priced, dtype=np.int64)[inside]
+        near = self.prices.within(numbers, chosen.rows, self.best_s)
+        for number, (_, _, row) in zip(numbers[near].tolist(), chosen.of(near.tolist()), strict=True):
             if (number, row) not in self.solved:
                 groups.setdefault(() if is_dealt(row) else (row[0], row[1], row[6]), []).append((number, row))
         found: list[Entry] = []
@@ -307,7 +341,7 @@ def answers(
                 yield found()
             continue
         stop = min(at + size, len(candidates))
-        refined = search.refine(list(candidates.some(at, stop)), lambda: goes_on(left_s()))
+        refined = search.refine(candidates.some(at, stop), lambda: goes_on(left_s()))
         if refined is None:
             break
         for entry in refined:

@@ -22,6 +22,7 @@ from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.stages import filled_sizes
 from hpsearch.space.around import Around, around, least_rate, links_s
+from hpsearch.space.bound import SCALARS as BOUND_SCALARS
 from hpsearch.space.bound import WHOLE, Pipes, Stacked, even_s, least_s, without_memory_s
 from hpsearch.space.dealing import DEALT, Lines
 from hpsearch.space.dealing import least_s as least_of_all
@@ -217,31 +218,59 @@ class Prices:
     def _plain(self, number: int) -> Table:
         return self.table(number, (1, 1, 1, 1, 0, 0, 0))
 
-    def within(self, members: list[tuple[int, Row]], best_s: float) -> list[tuple[int, Row]]:
-        """Those whose `rough_bound` is below `best_s`."""
-        rough = self.rough_bound(members) if members else np.zeros(0)
-        return [one for one, bound_s in zip(members, rough.tolist(), strict=True) if bound_s < best_s]
+    def within(self, numbers: Ints, rows: Ints, best_s: float) -> Ints:
+        """Which layouts have a `rough_bound` below `best_s`: insides by number, and the outside of each. Gathers of
+        fully sharded storage are left out at first, unless code that is not fused keeps other tensors then."""
+        sharded = rows[:, 4] == 3
+        first = np.flatnonzero(~sharded | self.space.base.fused)
+        left = np.flatnonzero(sharded & (not self.space.base.fused))
+        if len(first):
+            first = first[self.rough_bound(numbers[first], rows[first], plain=True) < best_s]
+        left = np.concatenate([left, first[sharded[first]]])
+        if len(left):
+            left = left[self.rough_bound(numbers[left], rows[left]) < best_s]
+        return np.sort(np.concatenate([first[~sharded[first]], left]))
 
-    def rough_bound(self, members: list[tuple[int, Row]]) -> Floats:
-        """Of layouts of any pipelines, what one rank needs; of 1F1B what is paid once."""
-        looks = self._looks(members)
+    def rough_bound(self, numbers: Ints, rows: Ints, *, plain: bool = False) -> Floats:
+        """Of layouts of any pipelines, what one rank needs; of 1F1B what is paid once. `plain`: without gathers."""
+        looks = self._looks(numbers, rows, plain)
         counts = sorted({stages * virtual for _, stages, virtual in looks.pipelines if virtual > 1})
         sizes = {count: list(self.space.cut) or filled_sizes(self.space.shape, count) for count in counts}
-        return np.asarray(rough_s(looks, sizes) + np.array([self.around(*one).once_s for one in members]))
+        return np.asarray(rough_s(looks, sizes) + self._around(numbers, rows)[:, -1])
 
-    def _looks(self, members: list[tuple[int, Row]]) -> Looks:
-        tables = [self.table(number, row) for number, row in members]
-        around = [self.around(number, row) for number, row in members]
-        distinct = {id(one): one for one in tables}
-        places = {key: i for i, key in enumerate(distinct)}
-        names = {1 << i: name for i, name in enumerate(SCHEDULES)}
-        hops = [one.hop_s + held.hop_bytes * one.hop_s_per_byte for one, held in zip(around, tables, strict=True)]
+    def _looks(self, numbers: Ints, rows: Ints, plain: bool) -> Looks:
+        around = self._around(numbers, rows)
+        if plain:
+            distinct, table = np.unique(numbers, return_inverse=True)
+            tables = [self._plain(number) for number in distinct.tolist()]
+        else:
+            each = [self.table(number, tuple(row)) for number, row in zip(numbers.tolist(), rows.tolist(), strict=True)]
+            places = dict[int, int]()
+            table = np.array([places.setdefault(id(one), len(places)) for one in each], dtype=np.int64)
+            tables = list({id(one): one for one in each}.values())
+        stacked, names = Stacked.of(tuple(tables)), {1 << i: name for i, name in enumerate(SCHEDULES)}
+        pipes = {key: i for i, key in enumerate(dict.fromkeys(map(tuple, rows[:, [6, 0, 1]].tolist())))}
+        pipeline = np.array([pipes[key] for key in map(tuple, rows[:, [6, 0, 1]].tolist())], dtype=np.int64)
+        hops = around[:, 0] + stacked.scalars[table, BOUND_SCALARS.index("hop_bytes")] * around[:, 1]
         return Looks(
-            tuple(distinct.values()), np.array([places[id(one)] for one in tables], dtype=np.int64),
-            [(names[row[6]], row[0], row[1]) for _, row in members], np.array([float(row[3]) for _, row in members]),
-            np.array(hops), np.array([one.room_bytes for one in around]),
-            np.array([one.per_dense for one in around]), np.array([one.per_expert for one in around]),
+            stacked, table, tuple((names[kind], pp, vpp) for kind, pp, vpp in pipes), pipeline,
+            rows[:, 3].astype(np.float64), hops, *around[:, 2:5].T,
         )  # fmt: skip
+
+    def _around(self, numbers: Ints, rows: Ints) -> Floats:
+        """[layouts, 6] of each layout's surroundings: hop, its seconds a byte, room, state bytes, seconds of a step."""
+        alike = [(one.tp, one.cp, one.ep, one.etp) for one in self.insides]
+        found = dict[tuple[int, ...], int]()
+        listed, places = list[tuple[float, ...]](), list[int]()
+        for number, (pp, vpp, dp, m, zero, shard_ranks, kind) in zip(numbers.tolist(), rows.tolist(), strict=True):
+            key = (*alike[number], pp, dp, zero, shard_ranks)
+            if key not in found:
+                one = self.around(number, (pp, vpp, dp, m, zero, shard_ranks, kind))
+                found[key] = len(listed)
+                more = one.hop_s_per_byte, one.room_bytes, one.per_dense, one.per_expert, one.once_s
+                listed.append((one.hop_s, *more))
+            places.append(found[key])
+        return np.array(listed)[places]
 
     def second_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, list[tuple[int, ...]]]:
         """Pipeline seconds at least, and the cut that reaches them; of layouts of one pipeline and schedule."""

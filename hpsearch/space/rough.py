@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from hpsearch.estimate.parallel import AS_RUN
 from hpsearch.schedule import KINDS, placement
 from hpsearch.schedule.alive import surely_alive
-from hpsearch.space.bound import in_flight
-from hpsearch.space.tables import Table
+from hpsearch.space.bound import PREFIXES, SCALARS, Stacked, in_flight
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,37 +33,47 @@ Pipeline = tuple[str, int, int]
 class Looks:
     """Layouts, one entry each."""
 
-    tables: tuple[Table, ...]
+    tables: Stacked
     table: Ints
-    pipelines: list[Pipeline]
+    """Which table."""
+    pipelines: tuple[Pipeline, ...]
+    pipeline: Ints
+    """Which pipeline."""
     micro_batches: Floats
     hop_s: Floats
     room_bytes: Floats
     per_dense: Floats
     per_expert: Floats
 
+    def told(self, values: list[float]) -> Floats:
+        """Of each layout's pipeline, given those of each pipeline."""
+        return np.array(values, dtype=np.float64)[self.pipeline]
+
+    def has(self, *kinds: str) -> NDArray[np.bool_]:
+        """Whether the schedule is one of these."""
+        return np.array([kind in kinds for kind, _, _ in self.pipelines], dtype=np.bool_)[self.pipeline]
+
     @property
     def stages(self) -> Floats:
-        return np.array([float(stages) for _, stages, _ in self.pipelines])
+        return self.told([float(stages) for _, stages, _ in self.pipelines])
 
     def of(self, some: Ints) -> Looks:
         """Some of them."""
         columns = (self.micro_batches, self.hop_s, self.room_bytes, self.per_dense, self.per_expert)
         rest = (column[some] for column in columns)
-        return Looks(self.tables, self.table[some], [self.pipelines[i] for i in some.tolist()], *rest)
+        return Looks(self.tables, self.table[some], self.pipelines, self.pipeline[some], *rest)
 
     def column(self, name: str) -> Floats:
-        return np.array([getattr(one, name) for one in self.tables], dtype=np.float64)[self.table]
+        return np.asarray(self.tables.scalars[self.table, SCALARS.index(name)])
 
     def prefixes(self, name: str) -> Floats:
-        return np.array([getattr(one, name) for one in self.tables])
+        return self.tables.prefixes[:, :, PREFIXES.index(name)]
 
 
 def rough_s(looks: Looks, sizes: dict[int, list[int]]) -> Floats:
     """Pipeline seconds at least; inf: does not fit. 0 of 1f1b. `sizes`: layers of each chunk, by number of chunks."""
     found = np.zeros(len(looks.table))
-    many = np.array([virtual > 1 for _, _, virtual in looks.pipelines], dtype=np.bool_)
-    other = np.array([kind in ("gpipe", "zb-h1") for kind, _, _ in looks.pipelines], dtype=np.bool_)
+    many, other = looks.told([virtual for _, _, virtual in looks.pipelines]) > 1, looks.has("gpipe", "zb-h1")
     if many.any():
         some = np.flatnonzero(many)
         part = looks.of(some)
@@ -92,18 +101,16 @@ class _Pieces:
 
 
 def _pieces(looks: Looks, sizes: dict[int, list[int]], is_last: bool) -> _Pieces:
-    count, most = len(looks.table), max(virtual for _, _, virtual in looks.pipelines)
+    count, most = len(looks.table), max(looks.pipelines[i][2] for i in np.unique(looks.pipeline).tolist())
     starts, ends = (np.zeros((count, most), dtype=np.int64) for _ in range(2))
     kept, owed = (np.zeros((count, most)) for _ in range(2))
     before, later = np.zeros(count, dtype=np.int64), np.zeros(count)
-    groups = dict[Pipeline, list[int]]()
-    for i, one in enumerate(looks.pipelines):
-        groups.setdefault(one, []).append(i)
-    for (kind, p, v), members in groups.items():
+    for i in np.unique(looks.pipeline).tolist():
+        (kind, p, v), members = looks.pipelines[i], np.flatnonzero(looks.pipeline == i)
         rank = p - 1 if is_last else 0
-        chunks = [i for i, other in enumerate(placement(kind, p, v)) if other == rank]
+        chunks = [chunk for chunk, other in enumerate(placement(kind, p, v)) if other == rank]
         cuts, m = np.cumsum([0, *sizes[p * v]]), looks.micro_batches[members]
-        starts[members, :v], ends[members, :v] = cuts[chunks], cuts[[i + 1 for i in chunks]]
+        starts[members, :v], ends[members, :v] = cuts[chunks], cuts[[chunk + 1 for chunk in chunks]]
         before[members] = cuts[p - 1]
         if kind in AS_RUN:
             kept[members, :v] = (in_flight(p, v, m, rank) / v)[:, None]
@@ -116,7 +123,7 @@ def _pieces(looks: Looks, sizes: dict[int, list[int]], is_last: bool) -> _Pieces
 
 def _one_rank(looks: Looks, sizes: dict[int, list[int]], is_last: bool) -> Floats:
     pieces, k, m = _pieces(looks, sizes, is_last), looks.table, looks.micro_batches
-    is_vee, is_split = (np.array([getattr(KINDS[kind], how) for kind, _, _ in looks.pipelines], dtype=np.bool_)
+    is_vee, is_split = (looks.has(*(name for name, kind in KINDS.items() if getattr(kind, how)))
                         for how in ("vee", "split"))  # fmt: skip
     first, last = (np.zeros_like(is_vee), ~is_vee) if is_last else (np.ones_like(is_vee), is_vee)
     ends_dense = np.where(first & last, looks.column("both_dense"), 0.0)
@@ -145,7 +152,7 @@ def _one_rank(looks: Looks, sizes: dict[int, list[int]], is_last: bool) -> Float
 def _average_rank(looks: Looks) -> Floats:
     k, m = looks.table, looks.micro_batches
     p = looks.stages
-    is_split = np.array([kind == "zb-h1" for kind, _, _ in looks.pipelines], dtype=np.bool_)
+    is_split = looks.has("zb-h1")
     saved, owed = (np.diff(looks.prefixes(name), axis=1) for name in ("saved_bytes", "owed_bytes"))
     smaller = np.minimum(saved, owed).sum(axis=1)[k]
     alive_bytes = np.where(is_split, owed.sum(axis=1)[k] + (p - 1) * smaller, m * saved.sum(axis=1)[k])

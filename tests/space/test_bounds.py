@@ -26,6 +26,7 @@ from tests.space.drawn import Candidate, a_space, candidates
 from tests.space.naive import step_s
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 SEEDS, INSIDES, ROWS, CUTS = 170, 3, 4, 32
 SLACK = 1 + 1e-9
 
@@ -41,8 +42,8 @@ class Tight(Prices):
         room = self.room_bytes if len(members) == len(self.room_bytes) else np.full(len(members), 1e18)
         return replace(super()._pipes(members, again), room_bytes=room)
 
-    def _looks(self, members: list[tuple[int, Row]]) -> Looks:
-        return replace(super()._looks(members), room_bytes=self.room_bytes)
+    def _looks(self, numbers: Ints, rows: Ints, plain: bool) -> Looks:
+        return replace(super()._looks(numbers, rows, plain), room_bytes=self.room_bytes)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ def held(space: Space, group: list[Candidate], prices: Tight) -> Iterator[Held]:
     how = prices.dealt_bound if is_dealt(row) else prices.second_bound
     endless, _ = how(members, np.full(len(group), np.inf))
     cutoff, _ = how(members, np.array(steps) * SLACK - once)
-    rough = prices.rough_bound(members)
+    same = np.full(len(group), number), np.array([row] * len(group))
+    rough = prices.rough_bound(*same)
+    plain = prices.rough_bound(*same, plain=True) if space.base.fused or row[4] != 3 else rough
     whole = {"spread": prices.spread_s(number), "floor": prices.floor_s}
     for i, one in enumerate(group):
         device = replace(space.cluster.device, memory_bytes=int(peaks[i]) + 1)
@@ -85,6 +88,7 @@ def held(space: Space, group: list[Candidate], prices: Tight) -> Iterator[Held]:
         bounds = whole | {
             "first": first,
             "rough": rough[i],
+            "rough, without gathers": plain[i],
             "second": endless[i] + once,
             "second, cut off": cutoff[i] + once,
         }
