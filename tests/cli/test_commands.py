@@ -153,7 +153,7 @@ def test_ctrl_c_while_importing_ends_with_130_and_one_line(tmp_path: Path) -> No
         "import sys\n"
         "class Interrupt:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'hpsearch.cli.plan':\n"
+        "        if name == 'hpsearch.cli.clusters':\n"
         "            raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupt())\n"
     )
