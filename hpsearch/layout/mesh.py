@@ -21,6 +21,10 @@ RANK_ORDER = ("dp_replicate", "dp_shard", "cp", "tp")
 """Axis roles from the outermost (slowest links) to the innermost (neighbouring ranks)."""
 ROLES = {"dp_replicate": "batch", "dp_shard": "batch", "cp": "sequence", "tp": "free"}
 """What each axis is for."""
+EXCHANGES = ("gathered", "ring", "ulysses")
+"""Ways of attention over a cut sequence: keys and values of all ranks gathered, passed around in blocks, or heads
+exchanged for positions."""
+HEAD_TAIL = "head-tail"
 DATA_AXES = tuple(name for name, role in ROLES.items() if role == "batch")
 """Axes that split the batch."""
 
@@ -32,6 +36,10 @@ class MeshAxis:
     stride: int
     tier: str = ""
     """Name of the outermost link tier that a group of this axis spans."""
+    exchange: str = ""
+    """Of cp: how attention sees keys of other ranks: gathered, ring or ulysses."""
+    order: str = ""
+    """Of cp: which pieces of a sequence a rank has; `head-tail`: r and 2n-1-r of 2n, so that causal work is equal."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,11 @@ class Mesh:
             if role != "free":
                 found[role] = found.get(role, 1) * axis.size
         return found
+
+    @property
+    def head_tail(self) -> bool:
+        """Whether ranks of cp have a piece from the front and one from the back of each sequence."""
+        return any(axis.order == HEAD_TAIL for axis in self.axes)
 
     def size(self, name: str) -> int:
         return self.sizes.get(name, 1)

@@ -8,6 +8,7 @@ for all of them together, see `steps_between`.
     reduce_scatter  bytes of the input (large) tensor on one rank
     all_reduce      bytes of the tensor on one rank
     all_to_all      bytes of the local tensor on one rank
+    shift           bytes that one rank sends to the next (attention in a ring)
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpsearch.layout.mesh import RANK_ORDER
+from hpsearch.layout.mesh import RANK_ORDER, ROLES
 from hpsearch.layout.placement import REPLICATE, Layout, Placement, shard
 
 PIECE_BYTES = 2**19
@@ -77,6 +78,29 @@ def path(source: Layout, target: Layout, order: tuple[str, ...]) -> tuple[Step, 
     cuts = [s for s in steps if s.kind in (None, "reduce_scatter")]
     sums = [s for s in steps if s.kind == "all_reduce"]
     return tuple(gathers + exchanges + cuts + sums)
+
+
+def blocking_axis(now: Layout, step: Step, order: tuple[str, ...]) -> str | None:
+    """The axis that makes a step impossible: one behind it in split order that cuts the dim whose cut the step starts
+    or ends. Rows, and pieces inside each row (ROLES `batch` and `sequence`), do not meet."""
+    dims = {p.dim for p in (step.source, step.target) if p.is_shard}
+    for inner in order[order.index(step.axis) + 1 :]:
+        apart = {ROLES.get(step.axis), ROLES.get(inner)} == {"batch", "sequence"}
+        if now[inner].is_shard and now[inner].dim in dims and not apart:
+            return inner
+    return None
+
+
+def is_blocked(
+    shape: tuple[int, ...], item_bytes: int, source: Layout, target: Layout, sizes: Mapping[str, int]
+) -> bool:
+    """Whether no order of collectives along single axes leads from `source` to `target`."""
+    now, order = source, tuple(sizes)
+    for step in steps_between(shape, item_bytes, source, target, sizes):
+        if blocking_axis(now, step, order):
+            return True
+        now = now.with_(step.axis, step.target, order)
+    return False
 
 
 def steps_between(

@@ -46,6 +46,7 @@ def _sends(statements: tuple[Statement, ...]) -> Iterator[Sent]:
     for statement in statements:
         if statement.sent is not None:
             yield statement.sent
+        yield from statement.inside
 
 
 def _unit_sends(program: ParallelProgram, unit: Unit) -> Iterator[tuple[str, Sent]]:
@@ -215,8 +216,8 @@ class _Player:
         for statement in part.statements if part else ():
             if statement.op:
                 seconds += self.op_s(piece.graph, statement.op)
-            elif statement.sent is not None:
-                sent, sent_s = statement.sent, self.collective_s(statement.sent)
+            for sent in _sends((statement,)):
+                sent_s = self.collective_s(sent)
                 self.between_s += sent_s
                 name = self.add(f"{verb} {sent.what}", sent.axis, sent_s, (self.last,))
                 self.add(f"wait {verb} {sent.what}", "compute", 0.0, (name,))

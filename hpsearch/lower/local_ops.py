@@ -34,6 +34,31 @@ def cut(x: Tensor, dim: int, index: int, size: int) -> Tensor:
     return x.narrow(dim, start, min(piece, x.shape[dim] - start)).contiguous()
 
 
+def cut_rows(x: Tensor, dim: int, index: int, size: int, row: int, head_tail: bool) -> Tensor:
+    """This rank's piece of every sequence along `dim`, which has `row` elements for each: the `index`-th of `size`, or,
+    head-tail, pieces `index` and `2 size - 1 - index` of twice as many; contiguous."""
+    rows = x.unflatten(dim, (-1, row))
+    if not head_tail:
+        return rows.narrow(dim + 1, index * (row // size), row // size).flatten(dim, dim + 1).contiguous()
+    piece = row // (2 * size)
+    ends = [rows.narrow(dim + 1, at * piece, piece) for at in (index, 2 * size - 1 - index)]
+    return torch.cat(ends, dim + 1).flatten(dim, dim + 1).contiguous()
+
+
+def split_rows(x: Tensor, dim: int, size: int, row: int, head_tail: bool) -> Tensor:
+    """`cut_rows` of all ranks, one after another on dim 0; contiguous."""
+    return torch.cat([cut_rows(x, dim, index, size, row, head_tail) for index in range(size)], 0)
+
+
+def join_rows(x: Tensor, dim: int, size: int, row: int, head_tail: bool) -> Tensor:
+    """The inverse of `split_rows`."""
+    pieces = [piece.unflatten(dim, (-1, row // size)) for piece in x.tensor_split(size, 0)]
+    if head_tail:
+        ends = [piece.tensor_split(2, dim + 1) for piece in pieces]
+        pieces = [head for head, _ in ends] + [tail for _, tail in reversed(ends)]
+    return torch.cat(pieces, dim + 1).flatten(dim, dim + 1)
+
+
 def mask(x: Tensor, index: int) -> Tensor:
     """`x` as an addend: itself on the first rank of the axis, zeros on the others."""
     return x if index == 0 else torch.zeros_like(x)

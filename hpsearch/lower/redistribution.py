@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from hpsearch.errors import LoweringError
 from hpsearch.graph import ITEM_BYTES
-from hpsearch.layout import Layout, Mesh, Step, redistribute, steps_between
+from hpsearch.layout import ROLES, Layout, Mesh, Step, redistribute, steps_between
+from hpsearch.layout.redistribute import blocking_axis
 from hpsearch.lower.statement import LocalValue, Sent, Statement
 
 
@@ -54,15 +55,14 @@ def _steps(value: LocalValue, target: Layout, mesh: Mesh) -> tuple[Step, ...]:
 
 def _check_nesting(value: LocalValue, now: Layout, step: Step, order: tuple[str, ...]) -> None:
     """An axis may not start or stop cutting a dim while an axis behind it in split order cuts the same dim."""
-    dims = {p.dim for p in (step.source, step.target) if p.is_shard}
-    for inner in order[order.index(step.axis) + 1 :]:
-        if now[inner].is_shard and now[inner].dim in dims:
-            raise LoweringError(
-                f"value {value.name} {list(value.shape)} ({now})",
-                f"cannot go {step.source} -> {step.target} on {step.axis}, because {inner} cuts dim {now[inner].dim} "
-                f"inside the pieces of {step.axis}",
-                f"Place {step.axis} on another dim.",
-            )
+    inner = blocking_axis(now, step, order)
+    if inner is not None:
+        raise LoweringError(
+            f"value {value.name} {list(value.shape)} ({now})",
+            f"cannot go {step.source} -> {step.target} on {step.axis}, because {inner} cuts dim {now[inner].dim} "
+            f"inside the pieces of {step.axis}",
+            f"Place {step.axis} on another dim.",
+        )
 
 
 class _Writer:
@@ -94,8 +94,21 @@ class _Writer:
         comment = f"{step.axis}:{step.source} -> {step.target}"
         if step.target.is_partial:
             self.add(f"mask(@, {index})", "local", comment)
+        elif row := self._row(step.axis, step.target.dim):
+            self.add(f"cut_rows(@, {step.target.dim}, {index}, {size}, {row})", "local", comment)
         else:
             self.add(f"cut(@, {step.target.dim}, {index}, {size})", "local", comment)
+
+    def _row(self, axis: str, dim: int) -> str:
+        """For an axis along sequences: elements of a sequence along `dim`, and whether pieces are head-tail; else "".
+
+        An axis in front of it cuts whole sequences, so the number is that of the global tensor.
+        """
+        if ROLES.get(axis) != "sequence":
+            return ""
+        size, row = self.mesh.size(axis), self.value.per_row[dim] if self.value.per_row else 0
+        row = row or self.value.shape[dim]
+        return f"{row}, {self.mesh.head_tail and row % (2 * size) == 0}" if row % size == 0 else ""
 
     def collective_step(self, now: Layout, step: Step, nbytes: int, comment: str) -> None:
         kind = step.kind or ""
@@ -120,7 +133,9 @@ class _Writer:
             ready = "@.contiguous()"
         self.add(f'c10d.all_gather_into_tensor({ready}, {size}, groups["{step.axis}"])', "issue", note, sent)
         self.add("c10d.wait_tensor(@)", "wait")
-        if dim != 0:
+        if row := self._row(step.axis, dim):
+            self.add(f"join_rows(@, {dim}, {size}, {row})", "local")
+        elif dim != 0:
             self.add(f"join(@, {dim}, {size})", "local")
         if uneven:
             self.add(f"trim(@, {dim}, {whole})", "local")
@@ -132,9 +147,12 @@ class _Writer:
         whole = self._extent(dim, outer)
         if uneven:
             self.add(f"pad(@, {dim}, {_ceil(whole, size)} * {size})", "local")
-        if dim != 0:
+        row = self._row(step.axis, dim)
+        if row:
+            self.add(f"split_rows(@, {dim}, {size}, {row})", "local")
+        elif dim != 0:
             self.add(f"split(@, {dim}, {size})", "local")
-        ready = "@" if uneven or dim != 0 else "@.contiguous()"
+        ready = "@" if uneven or dim != 0 or row else "@.contiguous()"
         self.add(f'c10d.reduce_scatter_tensor({ready}, "sum", {size}, groups["{step.axis}"])', "issue", note, sent)
         self.add("c10d.wait_tensor(@)", "wait")
         if uneven:

@@ -33,6 +33,8 @@ class Statement:
     comment: str = ""
     sent: Sent | None = None
     """Only for kind issue."""
+    inside: tuple[Sent, ...] = ()
+    """Only for kind op: what the function itself sends, one after another (attention over a cut sequence)."""
     op: str = ""
     """Only for kinds op and view: the traced op it runs."""
     call: int = -1
@@ -48,3 +50,5 @@ class LocalValue:
     """Global shape."""
     dtype: str
     layout: Layout
+    per_row: tuple[int, ...] = ()
+    """Along each dim the elements of one row of the batch; 0 or nothing where a dim is not made of rows."""

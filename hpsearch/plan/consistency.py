@@ -6,15 +6,16 @@ layouts twice: a parameter's used layout and gradient, an input's layout. They m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hpsearch.errors import PlanError
-from hpsearch.graph import ModelGraph, Op, OpGraph
-from hpsearch.layout import Layout
+from hpsearch.graph import ModelGraph, Op, OpGraph, Rule
+from hpsearch.layout import ROLES, Layout
 from hpsearch.plan.decisions import GraphDecisions, decisions_of
 from hpsearch.plan.fingerprint import parameter_differences, step_differences
 from hpsearch.plan.pipeline import stage_faults
 from hpsearch.plan.schema import PlanFile
+from hpsearch.strategy import rules_along
 
 Fault = tuple[str, str]
 AS_THE_MODEL = "Write it as the model has it, or search again with `hpsearch plan`."
@@ -55,11 +56,13 @@ def _rules(file: PlanFile, model: ModelGraph) -> Iterator[Fault]:
         placed = file.placements.get(graph.name, {})
         for op in graph.ops:
             for axis, text in placed.get(op.name, {}).items():
-                yield from _rule(graph, op, axis, text)
+                along = next((a for a in file.mesh if a.name == axis and ROLES[axis] == "sequence"), None)
+                rules = rules_along(graph, op, along.exchange or "") if along else graph.rules_of(op)
+                yield from _rule(graph, op, axis, text, rules)
 
 
-def _rule(graph: OpGraph, op: Op, axis: str, text: str) -> Iterator[Fault]:
-    legal = {f"{','.join(inputs)}->{','.join(outputs)}" for inputs, outputs in graph.rules_of(op)}
+def _rule(graph: OpGraph, op: Op, axis: str, text: str, rules: Iterable[Rule]) -> Iterator[Fault]:
+    legal = {f"{','.join(inputs)}->{','.join(outputs)}" for inputs, outputs in rules}
     if text not in legal and set(text) - set("R,->"):
         listed = ", ".join(sorted(legal)[:8]) + (", …" if len(legal) > 8 else "")
         problem = f"placements.{graph.name}.{op.name}.{axis}: {op.target} cannot run as {text!r}"

@@ -11,11 +11,11 @@ from math import prod
 from hpsearch.cost.job import OPTIMIZER_STATES, RECIPES, check_batch
 from hpsearch.errors import LegalityError, PlanError
 from hpsearch.graph import ITEM_BYTES
-from hpsearch.layout import Layout, Mesh, Placement
+from hpsearch.layout import EXCHANGES, HEAD_TAIL, ROLES, Layout, Mesh, Placement
 from hpsearch.layout.mesh import SPLIT_ORDER
 from hpsearch.plan.numbers import prediction, proof
 from hpsearch.plan.pipeline import pipeline_faults
-from hpsearch.plan.schema import ParamEntry, PlanFile
+from hpsearch.plan.schema import AxisEntry, ParamEntry, PlanFile
 
 RECOMPUTE = ("none", "full")
 RESIDENCY = ("stored", "step", "micro_batch")
@@ -23,7 +23,7 @@ REDUCE = ("step", "micro_batch")
 PHASES = ("gather", "forward", "backward", "reduce", "step")
 MOST_TENSORS = 10**9
 """No model has so many tensors of one name; more is a slip of the pen."""
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "shift")
 
 Fault = tuple[str, str]
 """The problem, and what to do."""
@@ -58,6 +58,7 @@ def _mesh(file: PlanFile) -> Iterator[Fault]:
     for axis in file.mesh:
         if axis.size < 2:
             yield f"mesh: axis {axis.name} has size {axis.size}, expected at least 2", "Leave out axes of size 1."
+        yield from _sequence(axis)
     degrees = {axis.name: axis.size for axis in file.mesh}
     ranks = {"pp": file.pipeline.ranks} if file.pipeline else {}
     product = " x ".join(f"{name}={size}" for name, size in {**ranks, **degrees}.items()) or "no axis"
@@ -70,7 +71,19 @@ def _mesh(file: PlanFile) -> Iterator[Fault]:
     for axis in file.mesh:
         if axis.stride != right[axis.name]:
             problem = f"mesh: axis {axis.name} has stride {axis.stride}, expected {right[axis.name]}"
-            yield problem, "Strides follow from the degrees: tp on neighbouring ranks, then dp_shard, dp_replicate."
+            yield problem, "Strides follow from the degrees: tp on neighbouring ranks, then cp, dp_shard, dp_replicate."
+
+
+def _sequence(axis: AxisEntry) -> Iterator[Fault]:
+    """What only an axis along sequences says, and must say."""
+    along = ROLES.get(axis.name) == "sequence"
+    for field, found, legal in (
+        ("exchange", axis.exchange, EXCHANGES if along else (None,)),
+        ("order", axis.order, (None, HEAD_TAIL) if along else (None,)),
+    ):
+        if found not in legal:
+            expected = " or ".join("nothing" if one is None else one for one in legal)
+            yield f"mesh: axis {axis.name} has {field} {found}, expected {expected}", "Correct it."
 
 
 def _job(file: PlanFile) -> Iterator[Fault]:

@@ -55,7 +55,9 @@ class Plan:
 
     @cached_property
     def mesh(self) -> Mesh:
-        return Mesh(tuple(MeshAxis(a.name, a.size, a.stride, a.tier) for a in self.file.mesh))
+        return Mesh(
+            tuple(MeshAxis(a.name, a.size, a.stride, a.tier, a.exchange or "", a.order or "") for a in self.file.mesh)
+        )
 
     @property
     def pipeline_ranks(self) -> int:

@@ -40,6 +40,10 @@ class AxisEntry(_Frozen):
     size: int
     stride: int
     tier: str
+    exchange: str | None = None
+    """Of cp: gathered, ring or ulysses, see `layout.EXCHANGES`."""
+    order: str | None = None
+    """Of cp: head-tail, or absent where a rank has consecutive positions."""
 
 
 class InputEntry(_Frozen):

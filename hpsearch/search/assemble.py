@@ -82,7 +82,17 @@ def plan_of(model: ModelGraph, cluster: Cluster, found: Found, certificate: Cert
         schema_version=SCHEMA,
         model=ModelEntry(name=model.name, fingerprint=model_fingerprint(model), parameters=model.num_params),
         cluster=cluster_entry(cluster),
-        mesh=tuple(AxisEntry(name=a.name, size=a.size, stride=a.stride, tier=a.tier) for a in table.mesh.axes),
+        mesh=tuple(
+            AxisEntry(
+                name=a.name,
+                size=a.size,
+                stride=a.stride,
+                tier=a.tier,
+                exchange=a.exchange or None,
+                order=a.order or None,
+            )
+            for a in table.mesh.axes
+        ),
         job=_job(table, model, fix),
         inputs=_inputs(model, table),
         parameters=_parameters(model, found),

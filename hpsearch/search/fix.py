@@ -1,6 +1,7 @@
 """`--fix`: what the user pins, in one spelling everywhere.
 
-`tp=4`, `dp_shard=16`, `dp_replicate=2`, `micro_batches=8`, `recompute=none|full`; for a pipeline `pp=4`, `vpp=2`
+`tp=4`, `dp_shard=16`, `dp_replicate=2`, `micro_batches=8`, `recompute=none|full`; to cut sequences `cp=2`, and
+`cp_kind=gathered|ring|ulysses` for how attention sees keys of other ranks; for a pipeline `pp=4`, `vpp=2`
 (stages on each rank), `schedule=zb-h1` and `cut=3+4+4+2` (repeated blocks of each stage); and `FQN-pattern=layout` for
 a parameter's stored layout: `lm_head.weight=R`, `model.layers.*.mlp.up_proj.weight=tp:S0`.
 """
@@ -11,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpsearch.errors import LegalityError, PlanError
-from hpsearch.layout import Layout
+from hpsearch.layout import EXCHANGES, Layout
 from hpsearch.layout.mesh import RANK_ORDER
 from hpsearch.schedule import KINDS
 
 PIPELINE_KEYS = ("pp", "vpp", "schedule", "cut")
-KEYS = (*RANK_ORDER, *PIPELINE_KEYS, "micro_batches", "recompute")
+KEYS = (*RANK_ORDER, "cp_kind", *PIPELINE_KEYS, "micro_batches", "recompute")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Fix:
     """Parameter pattern → stored layout."""
     text: dict[str, str] = field(default_factory=dict)
     """What was given, for the plan file."""
+    cp_kind: str | None = None
+    """How attention sees keys of other ranks along cp: one of `layout.EXCHANGES`."""
     pp: int = 1
     vpp: int | None = None
     schedule: str | None = None
@@ -50,9 +53,13 @@ def parse_fix(given: Mapping[str, object] | None) -> Fix:
     recompute = text.get("recompute")
     if recompute not in (None, "none", "full"):
         raise LegalityError(f"fix recompute={recompute}", "expected none or full", "Write --fix recompute=full.")
+    cp_kind = text.get("cp_kind")
+    if cp_kind is not None and (cp_kind not in EXCHANGES or degrees.get("cp", 1) == 1):
+        problem = f"expected one of {', '.join(EXCHANGES)} beside cp of at least 2, but found cp={degrees.get('cp', 1)}"
+        raise LegalityError(f"fix cp_kind={cp_kind}", problem, "Write --fix cp=2 --fix cp_kind=ring.")
     micro = _whole("micro_batches", text["micro_batches"]) if "micro_batches" in text else None
     pp, vpp, kind, cut = _pipeline(text)
-    return Fix(degrees, micro, recompute, stored, text, pp, vpp, kind, cut)
+    return Fix(degrees, micro, recompute, stored, text, cp_kind, pp, vpp, kind, cut)
 
 
 def _pipeline(text: Mapping[str, str]) -> tuple[int, int | None, str | None, tuple[int, ...] | None]:

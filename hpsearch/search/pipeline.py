@@ -25,6 +25,7 @@ from hpsearch.plan.stages import check_cut, even, split
 from hpsearch.schedule import KINDS, make_schedule, refusal
 from hpsearch.search.assemble import Certificate, Found, plan_of
 from hpsearch.search.candidates import Branch, Entry, meshes, micro_batch_counts, recompute_sets, with_tiers
+from hpsearch.search.context import with_exchanges
 from hpsearch.search.fix import Fix
 from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
@@ -123,10 +124,10 @@ class PipelineSearch:
         devices = self.cluster.devices // self.fix.pp
         found = []
         for degrees in meshes(self.model, devices, self.fix):
-            mesh = with_tiers(Mesh.of(**degrees), self.cluster)
-            for again in recompute_sets(self.model, self.fix):
-                branch = Branch(mesh, again)
-                found += [(branch, m) for m in micro_batch_counts(self.model, self.global_batch, mesh, self.fix)]
+            for mesh in with_exchanges(with_tiers(Mesh.of(**degrees), self.cluster), self.model, self.fix):
+                for again in recompute_sets(self.model, self.fix):
+                    branch = Branch(mesh, again)
+                    found += [(branch, m) for m in micro_batch_counts(self.model, self.global_batch, mesh, self.fix)]
         if not found:
             check_batch(self.global_batch, self.fix.micro_batches or 1, Mesh.of(dp_shard=devices))
             pins = " ".join(f"{key}={value}" for key, value in self.fix.text.items())

@@ -29,6 +29,7 @@ from hpsearch.search.candidates import (
     refused_meshes,
     with_tiers,
 )
+from hpsearch.search.context import with_exchanges
 from hpsearch.search.fix import Fix, parse_fix
 from hpsearch.search.infeasible import why_infeasible
 from hpsearch.search.memory import usable_bytes
@@ -139,8 +140,8 @@ def _fits_without_pins(state: _Search) -> bool:
 def _candidates(state: _Search) -> list[tuple[Branch, int]]:
     branches = []
     for degrees in meshes(state.model, state.cluster.devices, state.fix):
-        mesh = with_tiers(Mesh.of(**degrees), state.cluster)
-        branches += [Branch(mesh, again) for again in recompute_sets(state.model, state.fix)]
+        for mesh in with_exchanges(with_tiers(Mesh.of(**degrees), state.cluster), state.model, state.fix):
+            branches += [Branch(mesh, again) for again in recompute_sets(state.model, state.fix)]
     found = [(b, m) for b in branches for m in micro_batch_counts(state.model, state.global_batch, b.mesh, state.fix)]
     state.refused += refused_meshes(state.model, state.cluster.devices, state.global_batch, state.fix)
     if not branches:

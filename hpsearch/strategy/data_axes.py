@@ -15,7 +15,7 @@ from hpsearch.graph import Call, ModelGraph, Op, OpGraph, Rule, Value
 from hpsearch.layout import PARTIAL, REPLICATE, Placement, shard
 from hpsearch.layout.redistribute import is_reachable, kind_between
 
-_TRAFFIC = {None: 0.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 0.5}
+TRAFFIC = {None: 0.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 0.5}
 """Bytes moved relative to the tensor's, to compare rules; all-reduce is a reduce-scatter and an all-gather."""
 
 
@@ -95,7 +95,7 @@ def _preference(
         source, target = values[name], Placement.parse(text)
         if not is_reachable(source, target) or not _is_batch_cut(graph.values[name], target):
             return (float("inf"), 0, 0.0, rule)
-        moved += _TRAFFIC[kind_between(source, target)] * graph.values[name].nbytes(rows)
+        moved += TRAFFIC[kind_between(source, target)] * graph.values[name].nbytes(rows)
     astray, computed = 0, 0.0
     whole_operands = all(values[name].is_replicate for name in op.inputs)
     for name, text in zip(op.outputs, rule[1], strict=True):
