@@ -40,6 +40,9 @@ class MeshAxis:
     """Of cp: how attention sees keys of other ranks: gathered, ring or ulysses."""
     order: str = ""
     """Of cp: which pieces of a sequence a rank has; `head-tail`: r and 2n-1-r of 2n, so that causal work is equal."""
+    hops: tuple[int, ...] = ()
+    """Of ep: sizes of the hops in which one copy of a token goes to each domain, outermost first; (): each copy on its
+    own, one to every expert."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +97,22 @@ class Mesh:
         """Whether ranks of cp have a piece from the front and one from the back of each sequence."""
         return any(axis.order == HEAD_TAIL for axis in self.axes)
 
+    @property
+    def hops(self) -> tuple[MeshAxis, ...]:
+        """Hops as axes of their own, `ep/0`, `ep/1`, …: hop after hop, their groups lead to every rank of one of ep."""
+        found = []
+        for axis in self.axes:
+            stride = axis.stride * axis.size
+            for i, size in enumerate(axis.hops):
+                stride //= size
+                found.append(MeshAxis(f"{axis.name}/{i}", size, stride))
+        return tuple(found)
+
     def size(self, name: str) -> int:
         return self.sizes.get(name, 1)
 
     def axis(self, name: str) -> MeshAxis:
-        return next(axis for axis in self.axes if axis.name == name)
+        return next(axis for axis in (*self.axes, *self.hops) if axis.name == name)
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """Where `rank` stands on each axis."""
@@ -107,7 +121,7 @@ class Mesh:
     def group(self, name: str, rank: int) -> tuple[int, ...]:
         """The ranks that `rank` forms a group with along axis `name`, in axis order."""
         axis = self.axis(name)
-        first = rank - self.coordinate(rank)[name] * axis.stride
+        first = rank - rank // axis.stride % axis.size * axis.stride
         return tuple(first + i * axis.stride for i in range(axis.size))
 
     def __str__(self) -> str:

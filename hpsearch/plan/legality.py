@@ -59,6 +59,7 @@ def _mesh(file: PlanFile) -> Iterator[Fault]:
         if axis.size < 2:
             yield f"mesh: axis {axis.name} has size {axis.size}, expected at least 2", "Leave out axes of size 1."
         yield from _sequence(axis)
+        yield from _hops(axis)
     degrees = {axis.name: axis.size for axis in file.mesh}
     ranks = {"pp": file.pipeline.ranks} if file.pipeline else {}
     product = " x ".join(f"{name}={size}" for name, size in {**ranks, **degrees}.items()) or "no axis"
@@ -84,6 +85,18 @@ def _sequence(axis: AxisEntry) -> Iterator[Fault]:
         if found not in legal:
             expected = " or ".join("nothing" if one is None else one for one in legal)
             yield f"mesh: axis {axis.name} has {field} {found}, expected {expected}", "Correct it."
+
+
+def _hops(axis: AxisEntry) -> Iterator[Fault]:
+    """What only an axis of experts may say."""
+    if axis.hops is None:
+        return
+    found = " x ".join(map(str, axis.hops)) or "none"
+    if ROLES.get(axis.name) != "experts":
+        yield f"mesh: axis {axis.name} has hops {found}, expected none", "Leave them out."
+    elif prod(axis.hops) != axis.size or min(axis.hops, default=0) < 2:
+        problem = f"mesh: axis {axis.name} has hops {found}, expected sizes from 2 on that multiply to {axis.size}"
+        yield problem, "Correct them, or leave them out: then each copy of a token travels on its own."
 
 
 def _job(file: PlanFile) -> Iterator[Fault]:

@@ -56,7 +56,10 @@ class Plan:
     @cached_property
     def mesh(self) -> Mesh:
         return Mesh(
-            tuple(MeshAxis(a.name, a.size, a.stride, a.tier, a.exchange or "", a.order or "") for a in self.file.mesh)
+            tuple(
+                MeshAxis(a.name, a.size, a.stride, a.tier, a.exchange or "", a.order or "", a.hops or ())
+                for a in self.file.mesh
+            )
         )
 
     @property

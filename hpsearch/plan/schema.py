@@ -44,6 +44,8 @@ class AxisEntry(_Frozen):
     """Of cp: gathered, ring or ulysses, see `layout.EXCHANGES`."""
     order: str | None = None
     """Of cp: head-tail, or absent where a rank has consecutive positions."""
+    hops: tuple[int, ...] | None = None
+    """Of ep: hops of one copy a domain, outermost first; absent where each copy travels on its own."""
 
 
 class InputEntry(_Frozen):

@@ -90,6 +90,7 @@ def plan_of(model: ModelGraph, cluster: Cluster, found: Found, certificate: Cert
                 tier=a.tier,
                 exchange=a.exchange or None,
                 order=a.order or None,
+                hops=a.hops or None,
             )
             for a in table.mesh.axes
         ),
