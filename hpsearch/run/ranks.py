@@ -28,6 +28,8 @@ class Ranks:
     """The ranks at this place of every pipeline rank, in order; None without a pipeline."""
     shared: Mapping[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     """Pipeline ranks that hold a parameter together, this one among them → the group of this place's."""
+    hops: Mapping[str, dist.ProcessGroup] = field(default_factory=dict)
+    """Name of each hop of `mesh.hops` → this rank's group."""
 
     @staticmethod
     def join(mesh: Mesh, program: ParallelProgram | PipelineProgram) -> Ranks:
@@ -37,10 +39,12 @@ class Ranks:
         require(degree * mesh.num_ranks)
         device = local_device()
         if not pipelined:
-            return Ranks(mesh, device, shards.device_mesh(mesh, device.type), dist.get_rank())
+            own = shards.device_mesh(mesh, device.type)
+            return Ranks(mesh, device, own, dist.get_rank(), hops=_hop_groups(mesh, degree))
         own, pipeline = shards.stage_mesh(mesh, degree, device.type)
         holders = dict.fromkeys(ranks for ranks in program.holders.values() if len(ranks) > 1)
-        return Ranks(mesh, device, own, dist.get_rank(), pipeline, _shared_groups(mesh, list(holders)))
+        shared = _shared_groups(mesh, list(holders))
+        return Ranks(mesh, device, own, dist.get_rank(), pipeline, shared, _hop_groups(mesh, degree))
 
     @property
     def pipeline_rank(self) -> int:
@@ -52,8 +56,9 @@ class Ranks:
 
     @property
     def groups(self) -> dict[str, str]:
-        """Name of this rank's process group along each axis, as functional collectives take it."""
-        return {name: self.device_mesh.get_group(name).group_name for name in self.mesh.names}
+        """Name of this rank's process group along each axis and hop, as functional collectives take it."""
+        found = {name: self.device_mesh.get_group(name) for name in self.mesh.names} | dict(self.hops)
+        return {name: group.group_name for name, group in found.items()}
 
     @property
     def data_index(self) -> int:
@@ -77,6 +82,18 @@ def _shared_groups(mesh: Mesh, holders: list[tuple[int, ...]]) -> dict[tuple[int
             group = dist.new_group([rank * mesh.num_ranks + inner for rank in ranks])
             if inner == place and own in ranks:
                 found[ranks] = group
+    return found
+
+
+def _hop_groups(mesh: Mesh, degree: int) -> dict[str, dist.ProcessGroup]:
+    """This rank's group in every hop of an axis, on all pipeline ranks. Collective."""
+    found, (own, place) = {}, divmod(dist.get_rank(), mesh.num_ranks) if mesh.hops else (0, 0)
+    for hop in mesh.hops:
+        for stage in range(degree):
+            for ranks in dict.fromkeys(mesh.group(hop.name, rank) for rank in range(mesh.num_ranks)):
+                group = dist.new_group([stage * mesh.num_ranks + rank for rank in ranks])
+                if stage == own and place in ranks:
+                    found[hop.name] = group
     return found
 
 

@@ -105,7 +105,8 @@ def run_ranks(program: ParallelProgram, work: Callable[[int, Bound], Any]) -> li
     """`work(rank, bound)` on every rank of the program's mesh; results by rank. The first failure is raised."""
 
     def bind(rank: int, collectives: Collectives) -> Any:
-        groups = {axis: program.mesh.group(axis, rank) for axis in program.mesh.names}
+        names = (*program.mesh.names, *(hop.name for hop in program.mesh.hops))
+        groups = {name: program.mesh.group(name, rank) for name in names}
         bound = program.bind(groups, program.mesh.coordinate(rank), "cpu")
         bound.functions["c10d"] = collectives
         return work(rank, bound)
