@@ -16,6 +16,7 @@ from hpsearch.capture import huggingface
 from hpsearch.capture.at_rows import at_rows
 from hpsearch.capture.batch import COUNT, Batch, Leaf, Loss
 from hpsearch.capture.delta_rule import delta_rule_as_one_op
+from hpsearch.capture.experts import experts_as_ops
 from hpsearch.capture.loss import loss_of
 from hpsearch.capture.masks import with_masks
 from hpsearch.capture.piece import Piece, block_input_names, drop_call_inputs, make_piece
@@ -72,7 +73,7 @@ def capture(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     twin = make_twin(model, mode, recipe)
     rows = form.rows if rows is None else rows
-    with mode, one_graph(), huggingface.tracing(twin, form), delta_rule_as_one_op(twin):
+    with mode, one_graph(), huggingface.tracing(twin, form), delta_rule_as_one_op(twin), experts_as_ops():
         one = trace(twin, form.fakes(READ_ROWS.first), form.step(loss))
         two = trace(twin, form.fakes(READ_ROWS.second), form.step(loss), like=one)
     first, second = _pieces(one, form), _pieces(two, form)

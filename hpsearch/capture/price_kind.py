@@ -15,15 +15,16 @@ from hpsearch.capture.ops import contraction
 aten = torch.ops.aten
 
 _ATTENTION = "_scaled_dot_product_"
-_MATMUL = {"mm", "bmm", "einsum", "_grouped_mm", "addmm", "baddbmm", "dot", "mv"}
+_MATMUL = {"mm", "bmm", "einsum", "_grouped_mm", "addmm", "baddbmm", "dot", "mv", "grouped_mm", "grouped_mm_weight"}
 _CONV = {"convolution", "convolution_backward"}
 _EMBEDDING = {"embedding", "embedding_dense_backward", "index_select", "gather", "scatter", "index", "index_put",
-              "scatter_add", "_unsafe_index", "_unsafe_index_put"}  # fmt: skip
+              "scatter_add", "_unsafe_index", "_unsafe_index_put", "dispatch", "dispatch_backward", "combine",
+              "combine_backward"}  # fmt: skip
 _REDUCTION = {"sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var", "var_mean", "std", "prod", "any",
               "all", "cumsum", "_softmax", "_log_softmax", "_safe_softmax", "_softmax_backward_data", "logsumexp",
               "_log_softmax_backward_data", "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm",
               "_fused_rms_norm_backward", "native_group_norm", "native_group_norm_backward", "linalg_vector_norm",
-              "topk", "sort", "histc", "bincount"}  # fmt: skip
+              "topk", "sort", "histc", "bincount", "route", "grouped_sum"}  # fmt: skip
 _VIEW = {"view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select", "split",
          "split_with_sizes", "unbind", "chunk", "as_strided", "diagonal", "view_as_complex", "view_as_real",
          "unfold", "_reshape_alias", "real", "imag", "alias", "detach"}  # fmt: skip
@@ -31,7 +32,7 @@ _VIEW = {"view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", 
 _POINTWISE = {"_to_copy", "clone", "copy", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "cat",
               "constant_pad_nd", "slice_backward", "select_backward", "native_dropout", "native_dropout_backward",
               "tril", "triu", "masked_fill", "roll", "flip", "slice_scatter", "select_scatter", "stack", "repeat",
-              "rand_like", "bernoulli"}  # fmt: skip
+              "rand_like", "bernoulli", "grouped_add"}  # fmt: skip
 
 
 def kind_of(node: fx.Node) -> str:
@@ -73,6 +74,10 @@ def flops_of(node: fx.Node) -> int:
         return delta_rule_flops(args[1], args[2], args[5])
     if name == "gated_delta_rule_backward":  # forward again, and two products for each of its own
         return 3 * delta_rule_flops(args[2], args[3], args[6])
+    if name == "grouped_mm":
+        return 2 * node.meta["val"].numel() * int(args[0].shape[-1])
+    if name == "grouped_mm_weight":
+        return _grouped_outer(args)
     if name == "_grouped_mm":
         return 2 * node.meta["val"].numel() * args[0].shape[-1] if args[1].dim() == 3 else _grouped_outer(args)
     formula = flop_registry.get(node.target.overloadpacket)  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
+from hpsearch.capture.expert_rules import EXPERT_RULES
 from hpsearch.capture.op_facts import OpFacts
 from hpsearch.graph import Rule
 
@@ -269,6 +270,7 @@ OWN: dict[str, tuple[OwnRule, str]] = {
     "hpsearch.einsum.default": (_einsum, NONE),
     "hpsearch.gated_delta_rule.default": (_delta_rule, NONE),
     "hpsearch.gated_delta_rule_backward.default": (_delta_rule, NONE),
+    **{name: (rules, NONE) for name, rules in EXPERT_RULES.items()},
     **{f"aten.{op}": (_view, SIZE) for op in (
         "view.default", "_unsafe_view.default", "reshape.default", "_reshape_alias.default", "squeeze.default",
         "squeeze.dim", "squeeze.dims", "unsqueeze.default")},

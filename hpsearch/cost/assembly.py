@@ -8,13 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from hpsearch.cluster import Cluster
+from hpsearch.cost.context import exchange_s
 from hpsearch.cost.job import Job, optimizer_states
 from hpsearch.cost.op_time import Floats, NodeKey, local_elements
 from hpsearch.cost.saved import buffer_bytes, saved_bytes
 from hpsearch.cost.storage import Storage
 from hpsearch.graph import ITEM_BYTES
 from hpsearch.layout import PARTIAL, ROLES, Collective, Layout, Mesh, Placement, redistribute
-from hpsearch.layout.redistribute import is_reachable, kind_between
+from hpsearch.layout.redistribute import is_blocked, is_reachable, kind_between
 from hpsearch.solve import Flow, Hinge, Problem, Row
 from hpsearch.strategy import Edge, SearchSpace
 
@@ -80,7 +81,8 @@ class Assembly:
         node, m = self.space.nodes[key], self.job.micro_batches
         if node.kind == "op":
             op = self.space.graphs[key[0]].step(key[1])
-            return self.seconds[key] * (node.count * m * self.job.runs(key[0], op.phase))
+            waits_s = exchange_s(self.space, key, self.seconds[key], self.mesh, self.job, self.eta, self.on_path_s)
+            return (self.seconds[key] + waits_s) * (node.count * m * self.job.runs(key[0], op.phase))
         if node.kind == "param":
             return np.array([node.count * self.param_s(key, storage) for storage in self.kept[key]])
         return np.zeros(len(node.rules))
@@ -138,25 +140,22 @@ class Assembly:
     def price_matrix(self, edge: Edge, sources: list[Placement], targets: list[Placement]) -> Floats:
         value = self.space.value(*edge.value)
         kept, wanted = self.followed_change(edge)
+        shape, item, sizes = value.shape(self.rows), ITEM_BYTES[value.dtype], self.mesh.sizes
+        fixed = edge.value[1] in self.space.graphs[edge.value[0]].routed
         price = np.empty((len(sources), len(targets)))
         if kept == wanted and self.tp == 1:
             price.fill(0.0)
             return price
         for i, source in enumerate(sources):
             for j, target in enumerate(targets):
-                if not is_reachable(source, target):
+                if not is_reachable(source, target) or (fixed and source != target):
                     price[i, j] = np.inf
                 elif kept == wanted:
                     price[i, j] = self.tp_change_s(value.name, edge, source, target)
                 else:
-                    change = redistribute(
-                        value.shape(self.rows),
-                        ITEM_BYTES[value.dtype],
-                        self.layout(kept, source),
-                        self.layout(wanted, target),
-                        self.mesh.sizes,
-                    )
-                    price[i, j] = self.on_path_s(change)
+                    ends = self.layout(kept, source), self.layout(wanted, target)
+                    blocked = is_blocked(shape, item, *ends, sizes)
+                    price[i, j] = np.inf if blocked else self.on_path_s(redistribute(shape, item, *ends, sizes))
         return price
 
     def tp_change_s(self, name: str, edge: Edge, source: Placement, target: Placement) -> float:

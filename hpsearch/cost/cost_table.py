@@ -79,7 +79,7 @@ def _storages(space: SearchSpace, mesh: Mesh, key: NodeKey) -> tuple[Storage, ..
     for (placement,) in [rule[1] for rule in space.nodes[key].rules]:
         tp = Placement.parse(placement)
         left = space.layout(key[0], gradient, tp, mesh) if gradient is not None else None
-        found += storages(shape, tp, mesh, left, passes)
+        found += storages(shape, tp, mesh, left, passes, name in graph.by_expert)
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
 """How a parameter is kept: the choices for one parameter on one mesh, with the bytes and collectives each implies.
 
-A parameter is *used* in a layout (tp may cut it, no other axis does) and *stored* in one that dp_shard may cut
-further. Residency says how the two meet:
+A parameter is *used* in a layout (tp may cut it, and ep that of experts, no other axis does) and *stored* in one that
+dp_shard may cut further, and ep where it is whole in use. Residency says how the two meet:
 
     stored       used as stored; gradients are summed over the data axes once a step (DDP)
     step         gathered once a step and kept; gradient accumulated whole, reduce-scattered once a step (ZeRO-1, -2)
@@ -81,30 +81,34 @@ def _elements(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> int:
 
 
 def storages(
-    shape: tuple[int, ...], tp: Placement, mesh: Mesh, gradient: Layout | None, passes: int
+    shape: tuple[int, ...], tp: Placement, mesh: Mesh, gradient: Layout | None, passes: int, by_expert: bool = False
 ) -> tuple[Storage, ...]:
     """Every way to keep a parameter that tp uses as `tp` in `passes` passes.
 
-    `gradient`: its layout as backward leaves it, None when frozen.
+    `gradient`: its layout as backward leaves it, None when frozen. `by_expert`: whether ep cuts it in use.
     """
-    used = Layout(tuple((axis, tp) for axis in mesh.names if axis == "tp"))
+    given = {"tp": tp, "ep": shard(0)} if by_expert else {"tp": tp}
+    used = Layout(tuple((axis, given[axis]) for axis in mesh.names if axis in given))
     found = [Storage(shape, used, used, "stored", gradient, passes)]
-    dim = stored_dim(shape, tp, mesh)
-    if dim is not None:
-        cut = used.with_("dp_shard", shard(dim), mesh.names)
+    cut = stored_layout(shape, used, mesh)
+    if cut != used:
         found += [Storage(shape, used, cut, residency, gradient, passes) for residency in ("step", "micro_batch")]
     return tuple(found)
 
 
-def stored_dim(shape: tuple[int, ...], tp: Placement, mesh: Mesh) -> int | None:
-    """The dim that dp_shard cuts at rest: the one that leaves a rank the fewest elements, the first of equals.
+def stored_layout(shape: tuple[int, ...], used: Layout, mesh: Mesh) -> Layout:
+    """`used`, cut further at rest by ep (unless it is cut by ep in use) and by dp_shard, each along the dim that leaves
+    a rank the fewest elements, the first of equals.
 
     An even cut always wins over an uneven one; where none is even, the last ranks hold less, or nothing, and the gather
-    is padded. None where a cut saves nothing: scalars, one element, empty tensors, meshes without dp_shard.
+    is padded. No cut where it saves nothing: scalars, one element, empty tensors, meshes without these axes.
     """
-    pieces = mesh.size("dp_shard")
-    if pieces == 1 or not shape or 0 in shape:
-        return None
-    local = Layout((("tp", tp),)).local_shape(shape, {"tp": mesh.size("tp")} if not tp.is_replicate else {})
-    best = min(range(len(local)), key=lambda d: -(-local[d] // pieces) / local[d])
-    return best if local[best] > 1 else None
+    cut = used
+    for axis in ("ep", "dp_shard"):
+        pieces = mesh.size(axis)
+        if pieces == 1 or used[axis].is_shard or not shape or 0 in shape:
+            continue
+        local = cut.local_shape(shape, mesh.sizes)
+        best = min(range(len(local)), key=lambda d: -(-local[d] // pieces) / local[d])
+        cut = cut.with_(axis, shard(best), mesh.names) if local[best] > 1 else cut
+    return cut

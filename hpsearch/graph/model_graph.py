@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from hpsearch.graph.routed import by_expert, routed
+
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
     "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -154,6 +156,17 @@ class OpGraph:
         while value in self.aliases:
             value = self.aliases[value]
         return value
+
+    @cached_property
+    def routed(self) -> frozenset[str]:
+        """Rows of experts and what goes with them: how they are cut is decided where they are routed, and nothing can
+        turn one cut into another (see capture/expert_rules.py)."""
+        return routed(self.ops, self.values)
+
+    @cached_property
+    def by_expert(self) -> frozenset[str]:
+        """Values whose dim 0 counts experts: weights, their gradients, rows of each expert."""
+        return by_expert(self.ops, self.values)
 
     @cached_property
     def saved(self) -> tuple[str, ...]:

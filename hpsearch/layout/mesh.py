@@ -1,13 +1,15 @@
 """`Mesh`: named axes over ranks, each with its size, its stride in ranks, and the link tier it runs on.
 
 Rank of a coordinate = Σ coordinate[axis] · stride. Axes stand in *split order*: where two axes cut the same tensor
-dim, the one that stands first cuts first. Split order is `dp_replicate, cp, tp, dp_shard`, although `tp` is innermost
-in rank order: a parameter cut by tp for use and by dp_shard for storage is then a plain nested Shard in DTensor's
-left-to-right order, and gathering over dp_shard gives back exactly the piece that tp uses. `cp` stands in front of
-`tp`, so that tp may cut and gather a sequence inside the piece that cp left.
+dim, the one that stands first cuts first. Split order is `dp_replicate, cp, tp, ep, dp_shard`, although `tp` is
+innermost in rank order: a parameter cut by tp for use and by dp_shard for storage is then a plain nested Shard in
+DTensor's left-to-right order, and gathering over dp_shard gives back exactly the piece that tp uses. `cp` stands in
+front of `tp`, so that tp may cut and gather a sequence inside the piece that cp left; `ep` in front of `dp_shard` as
+`tp` is.
 
-Each axis has a *role*. On axes of the roles `batch` and `sequence` tensors follow the batch or its sequences: what a
-value is there is found once (strategy/), only `free` axes are chosen op by op.
+Each axis has a *role*. On axes of the roles `batch` and `sequence` tensors follow the batch or its sequences; on one of
+the role `experts` they follow the batch, and experts are spread over it. What a value is there is found once
+(strategy/), only `free` axes are chosen op by op.
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-SPLIT_ORDER = ("dp_replicate", "cp", "tp", "dp_shard")
+SPLIT_ORDER = ("dp_replicate", "cp", "tp", "ep", "dp_shard")
 """Axis roles in the order in which they cut a tensor dim."""
-RANK_ORDER = ("dp_replicate", "dp_shard", "cp", "tp")
+RANK_ORDER = ("dp_replicate", "dp_shard", "ep", "cp", "tp")
 """Axis roles from the outermost (slowest links) to the innermost (neighbouring ranks)."""
-ROLES = {"dp_replicate": "batch", "dp_shard": "batch", "cp": "sequence", "tp": "free"}
+ROLES = {"dp_replicate": "batch", "dp_shard": "batch", "ep": "experts", "cp": "sequence", "tp": "free"}
 """What each axis is for."""
 EXCHANGES = ("gathered", "ring", "ulysses")
 """Ways of attention over a cut sequence: keys and values of all ranks gathered, passed around in blocks, or heads
 exchanged for positions."""
 HEAD_TAIL = "head-tail"
-DATA_AXES = tuple(name for name, role in ROLES.items() if role == "batch")
+DATA_AXES = tuple(name for name, role in ROLES.items() if role in ("batch", "experts"))
 """Axes that split the batch."""
 
 

@@ -17,8 +17,13 @@ import torch
 
 from hpsearch.capture.ops import einsum
 from hpsearch.lower.attention import attention, attention_backward
+from hpsearch.lower.context import Context
+from hpsearch.lower.context_gathered import gathered_attention, gathered_attention_backward
+from hpsearch.lower.context_ring import ring_attention, ring_attention_backward
+from hpsearch.lower.context_ulysses import ulysses_attention, ulysses_attention_backward
 from hpsearch.lower.dropout import dropout
-from hpsearch.lower.local_ops import cut, join, mask, pad, split, trim
+from hpsearch.lower.experts import combine, combine_backward, dispatch, dispatch_backward, route
+from hpsearch.lower.local_ops import cut, cut_rows, join, join_rows, mask, pad, split, split_rows, trim
 
 c10d = torch.ops._c10d_functional'''
 

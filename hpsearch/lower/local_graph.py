@@ -18,11 +18,14 @@ from torch.utils import _pytree as pytree
 
 from hpsearch.errors import InternalError, LoweringError
 from hpsearch.graph import Call, Op, OpGraph
+from hpsearch.graph.routed import ROUTE
 from hpsearch.layout import Layout, Mesh
+from hpsearch.lower import expert_calls
+from hpsearch.lower.context_calls import CONTEXT_FUNCTIONS, context_axis, context_call, context_sent
 from hpsearch.lower.dropout import number_of
 from hpsearch.lower.localize import localize
 from hpsearch.lower.redistribution import redistribute_value
-from hpsearch.lower.render import Local, render_call
+from hpsearch.lower.render import Local, render, render_call
 from hpsearch.lower.stage_graph import VALUE
 from hpsearch.lower.statement import LocalValue, Statement
 from hpsearch.plan.decisions import GraphDecisions
@@ -59,6 +62,7 @@ class _Localization:
     def __init__(self, decisions: GraphDecisions, mesh: Mesh) -> None:
         self.graph, self.decisions, self.mesh = decisions.graph, decisions, mesh
         self.steps = {step.name: step for step in self.graph.steps}
+        self.spread = expert_calls.spread_axes(decisions)
         self.statements: list[Statement] = []
         self.values: dict[str, LocalValue] = {}
         self.copies: dict[tuple[str, Layout, str], LocalValue] = {}
@@ -88,7 +92,8 @@ class _Localization:
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         layout = self.decisions.made[value]
         self._check_even(node, shape, layout)
-        self.values[value] = LocalValue(local_name(node), shape, dtype, layout)
+        per_row = self.graph.values[value].per_row
+        self.values[value] = LocalValue(local_name(node), shape, dtype, layout, per_row)
         self.results[node] = value
         return self.values[value].name
 
@@ -111,6 +116,11 @@ class _Localization:
         source = self.values[value]
         if source.layout == layout:
             return source
+        if value in self.graph.routed:
+            raise LoweringError(
+                f"{self.graph.name}.{value}", f"rows of experts stay as they were routed, {source.layout}, but {layout} "
+                "is read", "Choose the rules that go with the router's.",
+            )  # fmt: skip
         key = value, layout, phase
         if key not in self.copies:
             suffix = "_".join(f"{axis}_{p}" for axis, p in layout) or "R"
@@ -132,13 +142,19 @@ class _Localization:
         for operand in operands:
             self._check_even(f"{op.name} (operand {operand.name})", operand.shape, operand.layout)
         shapes = [tuple(t.shape) for t in _slots(node) if isinstance(t, torch.Tensor)]
-        outputs = [
-            self.decisions.made[value].local_shape(shape, self.mesh.sizes)
-            for value, shape in zip(op.outputs, shapes, strict=True)
-        ]
+        outputs = [self._result_shape(v, shape, operands) for v, shape in zip(op.outputs, shapes, strict=True)]
         args, kwargs = self._with_names(node, op, operands)
+        function = expert_calls.function_of(self.decisions, op)
+        along = context_axis(self.decisions, op, self.mesh)
+        sent = expert_calls.sent(self.decisions, op, lambda value: self.values[value].shape, self.mesh)
         if node.target is DROPOUT:
             call = self._dropout(op, args)
+        elif function is not None:
+            more = expert_calls.where(self.decisions, op, self.mesh) if op.target == ROUTE else ""
+            call = f"{function}({', '.join(map(render, args))}{more})"
+        elif along is not None:
+            call = context_call(along, op, args, kwargs, self.mesh)
+            sent = context_sent(self.decisions, op, operands[0], self.mesh)
         else:
             here = [self._local_shape(o) for o in operands]
             call = render_call(*localize(node.target, args, kwargs, outputs, here))
@@ -155,10 +171,20 @@ class _Localization:
                 reads=tuple(operand.name for operand in operands),
                 phase=op.phase,
                 kind="view" if is_view(node.target) else "op",
-                comment=f"{list(shapes[0])} -> {list(outputs[0])}" if shapes else "",
+                comment=f"{list(shapes[0])} -> {render(list(outputs[0]))}" if shapes else "",
+                inside=sent,
                 op=op.name,
             )
         )
+
+    def _result_shape(self, value: str, shape: tuple[int, ...], operands: list[LocalValue]) -> tuple[int, ...]:
+        """Of a rank's piece of a result. Rows of experts that are spread are as many as an operand has."""
+        layout = self.decisions.made[value]
+        found = layout.local_shape(shape, self.mesh.sizes)
+        if value in self.graph.routed and shape and any(axis in self.spread for axis, _ in layout):
+            like = next((o.name for o in operands if o.shape[:1] == shape[:1]), None)
+            return found if like is None else (Local(f"{like}.shape[0]"), *found[1:])  # type: ignore[return-value]
+        return found
 
     def _dropout(self, op: Op, args: tuple[Any, ...]) -> str:
         """Numbers by place in the tensor of the whole batch, which the call is told."""
@@ -246,6 +272,7 @@ def is_view(target: Any) -> bool:
 
 _PRELUDE = (
     "torch", "c10d", "einsum", "attention", "attention_backward", "split", "join", "cut", "mask", "pad", "trim",
+    *expert_calls.FUNCTIONS.values(), *CONTEXT_FUNCTIONS, "split_rows", "join_rows", "cut_rows",
     "extent", "groups", "coordinate", "dropout", "draws",
     "device", "params", "buffers", "inputs", "saved", "kept", "tangents", "given", "made", "reduce_loss",
 )  # fmt: skip

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from hpsearch.graph import ITEM_BYTES, ModelGraph
 from hpsearch.layout import Collective, Layout, Mesh, redistribute
 from hpsearch.plan.decisions import GraphDecisions, decisions_of
 from hpsearch.plan.schema import CollectiveEntry, ParamEntry, PlanFile
+from hpsearch.plan.spread import exchanges, rows_of
+from hpsearch.strategy import attention_messages
 
 Seconds = Callable[[Collective], float]
 
@@ -31,6 +34,16 @@ def _activations(
 ) -> Iterator[CollectiveEntry]:
     rows = file.job.global_batch // file.job.micro_batches
     graph = placed.graph
+    for op in graph.ops:
+        runs = 2 if op.phase == "forward" and file.job.recompute.get(graph.name) == "full" else 1
+        for c in exchanges(placed, op, lambda name: graph.values[name].shape(rows), mesh):
+            dtype = graph.values[rows_of(op)].dtype
+            calls = count * runs * file.job.micro_batches
+            yield _entry(c, op.phase, f"{graph.name}/{op.name}", dtype, calls, seconds)
+        messages = attention_messages(graph, op, [r.layout for r in placed.reads(op)], rows, mesh) or ()
+        for (c, dtype), times in Counter(messages).items():
+            calls = count * runs * file.job.micro_batches * times
+            yield _entry(c, op.phase, f"{graph.name}/{op.name}", dtype, calls, seconds)
     for name, phase, target in placed.copies():
         value = graph.values[name]
         # A parameter here is one that was gathered and is cut, or gathered further, for one op.

@@ -7,7 +7,7 @@ is left out unless pinned: dp_shard x tp contains it, since every parameter may 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from hpsearch.cluster import Cluster
@@ -18,7 +18,7 @@ from hpsearch.layout import Mesh
 from hpsearch.layout.mesh import RANK_ORDER
 from hpsearch.plan import Refusal
 from hpsearch.search.fix import Fix
-from hpsearch.strategy import WHY_WHOLE, check_degree, check_micro_batches, head_counts, is_legal_tp
+from hpsearch.strategy import WHY_WHOLE, check_degree, check_experts, check_micro_batches, head_counts, is_legal_tp
 
 SPACE = (
     "meshes of one or two axes out of dp_replicate, dp_shard, tp (tp on neighbouring ranks); data axes split the "
@@ -50,18 +50,15 @@ class Branch:
     recompute: frozenset[str]
 
     def label(self, micro_batches: int) -> str:
-        degrees = " ".join(f"{axis.name}={axis.size}" for axis in self.mesh.axes) or "1 device"
+        degrees = " ".join(f"{a.name}={a.size}{a.exchange and f' ({a.exchange})'}" for a in self.mesh.axes)
+        degrees = degrees or "1 device"
         again = f" recompute={'+'.join(sorted(self.recompute))}" if self.recompute else ""
         return f"{degrees} micro_batches={micro_batches}{again}"
 
 
 def with_tiers(mesh: Mesh, cluster: Cluster) -> Mesh:
     """The mesh with each axis told the outermost tier that its groups span."""
-    axes = tuple(
-        type(axis)(axis.name, axis.size, axis.stride, cluster.tier_of(axis.size, axis.stride).name)
-        for axis in mesh.axes
-    )
-    return Mesh(axes)
+    return Mesh(tuple(replace(a, tier=cluster.tier_of(a.size, a.stride).name) for a in mesh.axes))
 
 
 def meshes(model: ModelGraph, devices: int, fix: Fix) -> Iterator[dict[str, int]]:
@@ -90,8 +87,7 @@ def _check_pins(model: ModelGraph, devices: int, fix: Fix) -> None:
     check_micro_batches(model.name, model.loss_reduction, fix.micro_batches or 1)
     if "tp" in fix.degrees:
         check_degree(model, fix.degrees["tp"])
-    if fix.degrees.get("cp", 1) > 1:
-        raise LegalityError("fix cp", "expected cp=1: no value's placements on it are known yet", "Pin it to 1.")
+    check_experts(model, fix.degrees.get("ep", 1))
     product = 1
     for name in RANK_ORDER:
         product *= fix.degrees.get(name, 1)
@@ -127,6 +123,7 @@ def refused_meshes(model: ModelGraph, devices: int, global_batch: int, fix: Fix)
     """Degrees of tp and of the data axes that divide the devices, but not the model's heads or the batch, and why."""
     if model.loss_reduction == "whole":
         yield Refusal(candidate="micro_batches > 1", reason=WHY_WHOLE)
+    devices //= fix.degrees.get("cp", 1)
     for tp in _divisors(devices):
         if fix.degrees.get("tp", tp) != tp:
             continue

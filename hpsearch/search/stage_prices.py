@@ -123,7 +123,7 @@ def maker(model: ModelGraph, value: str) -> tuple[NodeKey, int]:
 
 
 def _stage_space(whole: SearchSpace, stage: Stage) -> SearchSpace:
-    space = enumerate_space(stage.graph, whole.tp, whole.followed)
+    space = enumerate_space(stage.graph, whole.tp, whole.followed, whole.ep, whole.cp)
     outer, nodes = stage.graph.outer.name, dict(space.nodes)
     for kind, values in (("input", stage.takes), ("tangent", stage.takes_back)):
         for value in values:

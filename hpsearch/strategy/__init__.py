@@ -2,6 +2,7 @@
 
 from hpsearch.strategy.attention import Message, attention_messages, head_repeats, is_attention
 from hpsearch.strategy.data_axes import DataPlacements, Followed, propagate_all
+from hpsearch.strategy.experts import check_experts, expert_counts, legal_ep
 from hpsearch.strategy.heads import check_degree, head_counts, is_legal_tp, legal_tp
 from hpsearch.strategy.micro_batches import WHY_WHOLE, check_micro_batches
 from hpsearch.strategy.search_space import Edge, Node, Reader, SearchSpace, enumerate_space
@@ -19,12 +20,15 @@ __all__ = [
     "along_axis",
     "attention_messages",
     "check_degree",
+    "check_experts",
     "check_micro_batches",
     "enumerate_space",
+    "expert_counts",
     "head_counts",
     "head_repeats",
     "is_attention",
     "is_legal_tp",
+    "legal_ep",
     "legal_tp",
     "propagate_all",
     "propagate_sequence",

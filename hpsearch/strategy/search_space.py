@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from hpsearch.graph import Call, ModelGraph, Op, OpGraph, Rule, Value
 from hpsearch.layout import REPLICATE, ROLES, Layout, Mesh, Placement, shard
+from hpsearch.strategy.attention import is_attention
 from hpsearch.strategy.data_axes import DataPlacements, Followed, propagate_all
 from hpsearch.strategy.heads import check_degree
 
@@ -73,6 +74,8 @@ class SearchSpace:
     followed: Followed
     """What each value is on the axes that are not free."""
     graphs: dict[str, OpGraph] = field(default_factory=dict)
+    ep: int = 1
+    cp: int = 1
 
     def value(self, graph: str, name: str) -> Value:
         return self.graphs[graph].values[name]
@@ -91,62 +94,85 @@ class SearchSpace:
         return Layout(tuple(placed))
 
 
-def enumerate_space(model: ModelGraph, tp: int, followed: Followed | None = None) -> SearchSpace:
-    """The space of one tp degree. Raises LegalityError when the degree is no divisor of the heads."""
+def enumerate_space(
+    model: ModelGraph, tp: int, followed: Followed | None = None, ep: int = 1, cp: int = 1
+) -> SearchSpace:
+    """The space of one tp degree, where `ep` ranks share out experts and `cp` ranks sequences, as `followed` knows.
+
+    Raises LegalityError when tp is no divisor of the heads.
+    """
     check_degree(model, tp)
     followed = followed or propagate_all(model, model.rows)
-    data = followed["batch"]
+    data, sequence = followed["batch"], followed.get("sequence", {})
     graphs = {graph.name: graph for graph, _ in model.pieces()}
     nodes: dict[NodeKey, Node] = {}
     for graph, count in model.pieces():
-        for node in _nodes(graph, count, tp, data[graph.name]):
+        for node in _nodes(graph, count, _Cutter(graph, tp, ep, cp, sequence.get(graph.name)), data[graph.name]):
             nodes[node.key] = node
-    return SearchSpace(model, tp, nodes, tuple(_edges(model, graphs)), followed, graphs)
+    return SearchSpace(model, tp, nodes, tuple(_edges(model, graphs)), followed, graphs, ep, cp)
 
 
-def _nodes(graph: OpGraph, count: int, tp: int, data: DataPlacements) -> Iterator[Node]:
+@dataclass(frozen=True)
+class _Cutter:
+    """What tp may cut in a graph."""
+
+    graph: OpGraph
+    tp: int
+    ep: int
+    cp: int
+    along: DataPlacements | None
+    """What values are on cp."""
+
+    def held(self, value: Value, data: Placement | None) -> tuple[Rule, ...]:
+        """Placements that a placeholder may have: whole, or cut evenly along a dim that the data axes leave alone."""
+        cut = self.along.values[value.name] if self.along else REPLICATE
+        cuts = [shard(d) for d in range(len(value.fixed)) if self.cuts_evenly(value, d, cut) and shard(d) != data]
+        return tuple(((), (str(p),)) for p in [REPLICATE, *cuts])
+
+    def cuts_evenly(self, value: Value, dim: int, along: Placement) -> bool:
+        """Whether tp pieces of a dim, of what cp leaves of it (`along`), are equal for any number of rows. Batch dims
+        belong to the data axes; rows of experts are as many as the experts of a piece get."""
+        if dim == 0 and value.per_row[0] and value.name in self.graph.routed:
+            return True
+        pieces = self.tp * self.ep if dim == 0 and value.name in self.graph.by_expert else self.tp
+        pieces *= self.cp if along == shard(dim) else 1
+        return value.per_row[dim] == 0 and value.fixed[dim] % pieces == 0 and value.fixed[dim] >= pieces
+
+    def is_legal(self, op: Op, rule: Rule) -> bool:
+        """Every cut is even; positions that cp keeps apart in an attention are not cut again."""
+        beside = self.along.rules[op.name] if self.along else (("R",) * len(op.inputs), ("R",) * len(op.outputs))
+        for name, text, cut in zip(op.inputs + op.outputs, rule[0] + rule[1], beside[0] + beside[1], strict=True):
+            if text[0] != "S":
+                continue
+            value, placement = self.graph.values[name], Placement.parse(text)
+            if self.tp == 1 or not self.cuts_evenly(value, placement.dim, Placement.parse(cut)):
+                return False
+            if text == cut and is_attention(op):
+                return False
+        return self.tp > 1 or all(text == "R" for text in rule[0] + rule[1])
+
+
+def _nodes(graph: OpGraph, count: int, cutter: _Cutter, data: DataPlacements) -> Iterator[Node]:
     inputs, tangents = set(graph.inputs), set(graph.tangents)
     outer = graph.name == "outer"
     param_values = set(graph.params.values())
     for name, value in graph.values.items():
         if name in param_values:
-            yield Node((graph.name, name), "param", _held(value, tp, None), count)
+            yield Node((graph.name, name), "param", cutter.held(value, None), count)
         elif name in inputs:
-            rules = _WHOLE if outer else _held(value, tp, data.values[name])
+            rules = _WHOLE if outer else cutter.held(value, data.values[name])
             yield Node((graph.name, name), "input", rules, count)
         elif name in tangents:
-            rules = _WHOLE if outer else _held(value, tp, data.values[name])
+            rules = _WHOLE if outer else cutter.held(value, data.values[name])
             yield Node((graph.name, name), "tangent", rules, count)
         elif value.role != "op":
             yield Node((graph.name, name), "buffer", _WHOLE, count)
     for op in graph.ops:
-        rules = tuple(rule for rule in graph.rules_of(op) if _is_legal(graph, op, rule, tp, data))
+        rules = tuple(rule for rule in graph.rules_of(op) if cutter.is_legal(op, rule))
         yield Node((graph.name, op.name), "op", rules, count)
 
 
 _WHOLE: tuple[Rule, ...] = (((), ("R",)),)
-
-
-def _held(value: Value, tp: int, data: Placement | None) -> tuple[Rule, ...]:
-    """Placements that a placeholder may have: whole, or cut evenly along a dim that the data axes leave alone."""
-    cuts = [shard(d) for d in range(len(value.fixed)) if _cuts_evenly(value, d, tp) and shard(d) != data]
-    return tuple(((), (str(p),)) for p in [REPLICATE, *cuts])
-
-
-def _cuts_evenly(value: Value, dim: int, tp: int) -> bool:
-    """Whether tp pieces of a dim are equal for any number of rows. Batch dims belong to the data axes."""
-    return value.per_row[dim] == 0 and value.fixed[dim] % tp == 0 and value.fixed[dim] >= tp
-
-
-def _is_legal(graph: OpGraph, op: Op, rule: Rule, tp: int, data: DataPlacements) -> bool:
-    """Every cut is even; a tensor that data axes leave as an addend is not reduced on tp as well by a cut."""
-    for name, text in zip(op.inputs + op.outputs, rule[0] + rule[1], strict=True):
-        placement = Placement.parse(text)
-        if placement.is_shard and tp > 1 and not _cuts_evenly(graph.values[name], placement.dim, tp):
-            return False
-        if placement.is_shard and tp == 1:
-            return False
-    return tp > 1 or all(text == "R" for text in rule[0] + rule[1])
 
 
 def _edges(model: ModelGraph, graphs: dict[str, OpGraph]) -> Iterator[Edge]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hpsearch.capture import capture
-from hpsearch.cost.storage import storages, stored_dim
+from hpsearch.cost.storage import storages, stored_layout
 from hpsearch.errors import LegalityError
 from hpsearch.layout import REPLICATE, Layout, Mesh, shard
 from hpsearch.lower import lower
@@ -152,8 +152,8 @@ def test_shp_15_no_empty_shards_among_candidates() -> None:
     with pytest.raises(LegalityError, match="global batch 32"):
         search(model, h100(256), global_batch=32, fix={"dp_shard": 256})
     mesh = Mesh.of(dp_shard=32)
-    assert stored_dim((33, 64), REPLICATE, mesh) == 1, "33 over 32 would leave 15 ranks empty"
-    assert stored_dim((63, 3), REPLICATE, mesh) == 0, "31 chunks of two and one of one"
+    assert stored_layout((33, 64), Layout(), mesh)["dp_shard"] == shard(1), "33 over 32 would leave 15 ranks empty"
+    assert stored_layout((63, 3), Layout(), mesh)["dp_shard"] == shard(0), "31 chunks of two and one of one"
     assert {s.stored["dp_shard"] for s in storages((63, 3), REPLICATE, mesh, None, 2)} == {REPLICATE, shard(0)}
     assert Layout((("dp_shard", shard(0)),)).local_shape((63, 3), mesh.sizes) == (2, 3), "priced at two rows"
 
@@ -200,7 +200,7 @@ def test_shp_18_uneven_and_empty_pieces() -> None:
     mesh = Mesh.of(dp_shard=4)
     batch = (torch.randn(8, 10, generator=generator()).double(),)
     model = capture(Ragged(), batch, recipe="fp64")
-    offered = {n: stored_dim(tuple(p.shape), REPLICATE, mesh) for n, p in Ragged().named_parameters()}
+    offered = {n: stored_layout(tuple(p.shape), Layout(), mesh)["dp_shard"].dim for n, p in Ragged().named_parameters()}
     assert offered == {"six": 0, "wide": 1, "five": 1}
     fix: dict[str, object] = {"dp_shard": 4} | {n: f"dp_shard:S{d}" for n, d in offered.items()}
     plan = search(model.graph, slow_devices(4), global_batch=8, fix=fix)

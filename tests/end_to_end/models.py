@@ -179,10 +179,14 @@ DEEP: dict[str, Callable[[], Case]] = {f.__name__: f for f in (llama_deep, gpt2_
 """Models with blocks for several stages; they run in the pipelines' tests."""
 
 
+OTHERS: dict[str, Callable[[], Case]] = {}
+"""Families of other files, which add themselves."""
+
+
 def build(family: str, dtype: torch.dtype) -> Case:
     """The model with every parameter away from zero and one, in `dtype`, the same in every process."""
     torch.manual_seed(0)
-    case = (FAMILIES | DEEP)[family]()
+    case = (FAMILIES | DEEP | OTHERS)[family]()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in case.model.parameters():

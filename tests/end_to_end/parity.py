@@ -48,14 +48,18 @@ def cast(batch: Any, dtype: torch.dtype) -> Any:
     return {k: one(v) for k, v in batch.items()} if isinstance(batch, dict) else tuple(one(v) for v in batch)
 
 
+DOUBLED = {"gemma3"}
+"""Families that cast to fp32 by themselves where sums over rows follow; other files add theirs."""
+
+
 @contextmanager
 def double_throughout(family: str, recipe: str) -> Iterator[None]:
     """While open, a model that sums in fp32 by itself does so in fp64.
 
     Gemma's norms cast to fp32, gain included, so the gain's gradient is a sum over rows in fp32: any other order of the
-    rows changes it by 1e-7. That is the model's rounding, not the program's.
+    rows changes it by 1e-7. Routers of experts do so too. That is the model's rounding, not the program's.
     """
-    if (family, recipe) != ("gemma3", "fp64"):
+    if family not in DOUBLED or recipe != "fp64":
         yield
         return
     classes = (torch.Tensor, FunctionalTensor)  # the second is what a trace runs on

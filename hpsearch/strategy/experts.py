@@ -1,0 +1,41 @@
+"""Experts are spread over ep in equal shares: ep must divide every number of experts of the model."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from hpsearch.errors import LegalityError
+from hpsearch.graph import ModelGraph
+from hpsearch.graph.routed import ROUTE
+
+
+def expert_counts(model: ModelGraph) -> dict[str, int]:
+    """Numbers of experts by the name a message gives them, one name for each number."""
+    found: dict[str, int] = {}
+    for graph, _ in model.pieces():
+        for op in graph.ops:
+            count = graph.values[op.outputs[1]].fixed[0] if op.target == ROUTE else 0
+            if count and count not in found.values():
+                found[f"experts at {op.source or op.scope or op.name}"] = count
+    return found
+
+
+def legal_ep(model: ModelGraph) -> list[int]:
+    """Every degree that divides all numbers of experts; 1 alone for a model without any."""
+    common = gcd(*expert_counts(model).values()) or 1
+    return [degree for degree in range(1, common + 1) if common % degree == 0]
+
+
+def check_experts(model: ModelGraph, ep: int) -> None:
+    """Raises LegalityError naming each number of experts that ep does not divide, and the legal set."""
+    counts = expert_counts(model)
+    wrong = {name: count for name, count in counts.items() if count % ep}
+    if ep == 1 or (counts and not wrong):
+        return
+    expected = " and ".join(f"the {count} {name}" for name, count in wrong.items())
+    found = " and ".join(f"{count} % {ep} = {count % ep}" for count in wrong.values())
+    raise LegalityError(
+        f"ep={ep}",
+        f"expected a divisor of {expected}, but {found}" if counts else "expected a model with experts, but found none",
+        f"Legal ep for {model.name}: {legal_ep(model)}.",
+    )

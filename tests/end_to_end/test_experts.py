@@ -1,0 +1,125 @@
+"""Mixtures of experts under expert parallelism give the plain model's loss, gradients and trained parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpsearch.capture import capture
+from hpsearch.graph import ModelGraph
+from hpsearch.plan import Plan
+from hpsearch.search import search
+from tests.end_to_end import experts
+from tests.end_to_end.experts import EXPERTS
+from tests.end_to_end.models import ROWS, build
+from tests.end_to_end.parity import DTYPES, cast, double_throughout, reference
+from tests.end_to_end.ranks import RankPool
+from tests.end_to_end.slow import slow_devices
+from tests.end_to_end.test_parity import LIMITS
+
+PLANS: dict[str, tuple[int, dict[str, object]]] = {
+    "ep-2": (2, {"ep": 2}),
+    "ep-4": (4, {"ep": 4}),
+    "ep-2 x tp-2": (4, {"ep": 2, "tp": 2}),
+    "ep-2 x fsdp-2": (4, {"ep": 2, "dp_shard": 2}),
+    "ep-2 x ddp-2, 3 parts": (4, {"ep": 2, "dp_replicate": 2, "micro_batches": 3, "recompute": "full"}),
+    "tp-2": (2, {"tp": 2}),
+    "fsdp-2": (2, {"dp_shard": 2}),
+    "pp-2 x ep-2": (4, {"pp": 2, "ep": 2, "micro_batches": 3}),
+}
+
+
+@cache
+def graph(family: str, recipe: str) -> ModelGraph:
+    case = build(family, DTYPES[recipe])
+    with double_throughout(family, recipe):
+        return capture(case.model, cast(case.batch, DTYPES[recipe]), loss=case.loss, recipe=recipe, rows=2).graph
+
+
+@cache
+def plan(family: str, recipe: str, name: str) -> Plan:
+    devices, fix = PLANS[name]
+    return search(graph(family, recipe), slow_devices(devices), global_batch=ROWS, fix=fix)
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[tuple[str, str], Path]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[tuple[str, str, str, dict[str, float]]]]:
+    """Collects every figure; printed at the end, with the largest."""
+    rows: list[tuple[str, str, str, dict[str, float]]] = []
+    yield rows
+    for family, name, recipe, errors in rows:
+        print(f"{family:18} {name:22} {recipe} " + "  ".join(f"{k} {v:.1e}" for k, v in errors.items()))
+    for recipe in LIMITS:
+        found = [errors for _, _, r, errors in rows if r == recipe]
+        if found:
+            print(f"largest  {recipe} " + "  ".join(f"{k} {max(e[k] for e in found):.1e}" for k in found[0]))
+
+
+ALWAYS = {
+    ("mixtral", "ep-2 x tp-2", "fp64"), ("qwen3_moe_skewed", "ep-4", "fp64"),
+}  # fmt: skip
+"""A sample of pairs for every test run; the whole matrix is run by hand."""
+
+
+def matrix() -> Iterator[Any]:
+    for family in EXPERTS:
+        for kind in (family, f"{family}_skewed"):
+            for name in PLANS:
+                for recipe in LIMITS:
+                    rare = (kind, name, recipe) not in ALWAYS
+                    yield pytest.param(kind, name, recipe, marks=[pytest.mark.exhaustive] if rare else [])
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("family", "name", "recipe"), list(matrix()))
+def test_experts_parity(
+    family: str,
+    name: str,
+    recipe: str,
+    ranks: RankPool,
+    references: dict[tuple[str, str], Path],
+    table: list[tuple[str, str, str, dict[str, float]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    if (family, recipe) not in references:
+        references[family, recipe] = tmp_path_factory.mktemp("reference") / "trace.pt"
+        reference(family, recipe, references[family, recipe])
+    made = plan(family, recipe, name)
+    results = ranks.run(
+        f"{experts.__name__}:{experts.compare.__name__}",
+        ranks=PLANS[name][0],
+        family=family,
+        recipe=recipe,
+        plan=made.content,
+        path=str(references[family, recipe]),
+    )
+    if made.pipeline_ranks == 1:
+        assert all(result == results[0] for result in results), "every rank sees the same tensors"
+    worst = {what: max(result[what] for result in results) for what in LIMITS[recipe]}
+    table.append((family, name, recipe, worst))
+    for what, limit in LIMITS[recipe].items():
+        assert worst[what] <= limit, f"{what} of {family} under {made}"
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f"{name}_skewed", marks=[pytest.mark.exhaustive]) for name in EXPERTS],
+)
+def test_twenty_steps(family: str, ranks: RankPool) -> None:
+    made = plan(family, "fp64", "ep-4")
+    expected = experts.losses(family, 20, None)
+    found = ranks.run(
+        f"{experts.__name__}:{experts.losses.__name__}", ranks=4, family=family, steps=20, plan=made.content
+    )
+    assert all(losses == found[0] for losses in found)
+    assert found[0] == pytest.approx(expected, rel=1e-6)
