@@ -20,7 +20,22 @@ def pipeline_words(entry: PipelineEntry) -> str:
     actions = entry.actions[0]
     shown = actions if len(actions) <= SHOWN else actions[:SHOWN].rpartition(" ")[0] + " …"
     kind = entry.kind if is_made_as(entry, entry.kind) else f"written by hand, not that of {entry.kind}"
-    return f"{len(entry.stages)} stages{virtual}, schedule {kind}; the first rank does {shown}."
+    return f"{len(entry.stages)} stages{virtual}, schedule {kind}; the first rank does {shown}.{_shared(entry)}"
+
+
+def _shared(entry: PipelineEntry) -> str:
+    """Parameters that stages on several ranks use, as a tied embedding: what happens to their gradients."""
+    held: dict[str, list[int]] = {}
+    for number, stage in enumerate(entry.stages):
+        for name in stage.parameters:
+            held.setdefault(name, []).append(number)
+    placed = entry.schedule.placement
+    words = ""
+    for name, stages in held.items():
+        if len({placed[stage] for stage in stages}) > 1:
+            listed = " and ".join([", ".join(map(str, stages[:-1])), str(stages[-1])])
+            words += f" {name} stands on stages {listed}; its gradient is summed over them once a step."
+    return words
 
 
 def stage_table(entry: PipelineEntry) -> Table:

@@ -136,3 +136,47 @@ def loads(plan: bytes, folder: Path) -> str:
     except hpsearch.HpsearchError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+class Numbered(nn.Module):
+    """Layers whose weights are their numbers, from one on."""
+
+    class Block(nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            nn.init.constant_(self.linear.weight, number)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + self.linear(x)).tanh()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 4)
+        self.layers = nn.ModuleList(self.Block(i + 1) for i in range(7))
+        self.double()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def numbered_case() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    return Numbered(), (torch.randint(0, 16, (4, 3), generator=torch.Generator().manual_seed(1)),)
+
+
+def numbered(plan: bytes, save: Path | None = None, load: Path | None = None) -> dict[str, float]:
+    """The one number that each of this rank's parameters is made of; loaded over zeros."""
+    model, batch = numbered_case()
+    parallel = hpsearch.compile(model, plan=Plan.from_bytes(plan), recipe="fp64").prepare(batch)
+    if load is not None:
+        with torch.no_grad():
+            for parameter in parallel.parameters():
+                parameter.zero_()
+        parallel.load(load)
+    if save is not None:
+        parallel.save(save)
+    whole = {name: _full(parameter.detach()) for name, parameter in parallel.named_parameters()}
+    return {name: float(t.flatten()[0]) for name, t in whole.items() if bool((t == t.flatten()[0]).all())}

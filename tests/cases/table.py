@@ -21,7 +21,6 @@ EP = "issue 5: experts"
 PP = "issue 5: pipelines"
 QUANT = "issue 5: precision; no quantised weights here"
 COST = "issue 3: the profiler"
-RUN = "issue 5: stages run there; here what a plan decides of them"
 
 
 @dataclass(frozen=True)
@@ -114,14 +113,13 @@ CASES = (
     Case("NUM-06", "replicated gradients counted once a rank in the norm",
          "sqrt(9+16+16), and the largest for the infinite norm", "pytorch/torchtitan/issues/596"),
     Case("NUM-08", "dropout masks and initial values change with the layout",
-         "random numbers refused on several ranks until they are the same under all", "pytorch/pytorch/issues/168058",
-         "issue 5: counter-based random numbers", here=True),
+         "dropout and initial values the same under all; others refused", "pytorch/pytorch/issues/168058"),
     Case("NUM-10", "gradients summed in 16 bit along long rings",
          "reduced in fp32, as the plan says", "pytorch/pytorch/issues/106395"),
     Case("NUM-11", "embedding and head are one tensor but drift apart",
-         "one parameter with two names, both uses in its gradient", "NVIDIA/Megatron-LM/issues/299", PP, here=True),
+         "one parameter with two names, both uses in its gradient", "NVIDIA/Megatron-LM/issues/299"),
     Case("NUM-13", "a weight used twice is counted twice by a split backward",
-         "the gradient of one device", "pytorch/pytorch/pull/181365", PP, here=True),
+         "the gradient of one device", "pytorch/pytorch/pull/181365"),
     Case("NUM-15", "weight decay by number of dims fails on flattened parameters",
          "parameters keep their shapes and names", "mlfoundations/open_clip/pull/358"),
     Case("NUM-16", "router detached by a collective without gradient",
@@ -135,7 +133,7 @@ CASES = (
     Case("CKP-05", "six values over four ranks: the empty one cannot load",
          "2+2+2+0 saved, loaded by 1, 3 and 4", "pytorch/pytorch/issues/108869"),
     Case("CKP-06", "layers saved under numbers of their stage",
-         "global numbers", "ISEEKYAN/Megatron-LM/pull/53", PP),
+         "global numbers", "ISEEKYAN/Megatron-LM/pull/53"),
     Case("ROB-01", "a plan for one sequence and batch used for another",
          "refused, naming the input or the rows; another search, another time", "microsoft/nnscaler/issues/28"),
     Case("ROB-03", "the model changed after the plan was saved, or the file is old or damaged",
@@ -200,7 +198,7 @@ CASES = (
     Case("TOP-13", "latency left out: many small collectives win",
          "latency counted", "pytorch/pytorch/pull/119897"),
     Case("PIP-01", "fewer micro-batches than stages hangs",
-         "refused, or another schedule; the share of time idle told", "pytorch/torchtitan/issues/775", RUN, here=True),
+         "refused, or another schedule; the share of time idle told", "pytorch/torchtitan/issues/775"),
     Case("PIP-03", "30 layers over 4 stages lose two",
          "all placed, once", "NVIDIA/Megatron-LM/issues/1304"),
     Case("PIP-05", "a leftover stage option shrinks the model",
@@ -208,7 +206,7 @@ CASES = (
     Case("PIP-06", "depths that no stage count divides",
          "balanced uneven cuts: no stage 15 % above the mean", "modelscope/ms-swift/issues/5737"),
     Case("PIP-08", "a boundary tensor without gradient stalls the schedule",
-         "a fixed list of sends", "pytorch/pytorch/issues/152827", PP),
+         "a fixed list of sends", "pytorch/pytorch/issues/152827"),
     Case("PIP-10", "interleaving with the wrong number of micro-batches",
          "checked", "pytorch/torchtitan/pull/781"),
     Case("PIP-11", "fill time left out of the objective",

@@ -89,3 +89,19 @@ def test_ckp_05_the_empty_fourth_rank(ranks: RankPool, saved: tuple[Path, Any]) 
         found = ranks.run(f"{JOBS}:train", ranks=devices, plan=plan_of(devices, **fix), steps=0, load=folder)
         assert [answer["local"] for answer in found] == local
         assert torch.equal(found[0]["full"]["up.bias"], was[0]["full"]["up.bias"])
+
+
+def test_ckp_06_layers_keep_their_numbers_under_an_uneven_cut(ranks: RankPool, tmp_path: Path) -> None:
+    """Seven layers, each of a number of its own, saved by stages of three and four, loaded by one device and by two."""
+    model, batch = jobs.numbered_case()
+    captured = capture(model, batch, recipe="fp64").graph
+    staged = search(captured, slow_devices(2), global_batch=4, fix={"pp": 2, "cut": "3+4", "micro_batches": 2})
+    names = [f"layers.{i}.linear.weight" for i in range(7)]
+    found = ranks.run(f"{JOBS}:numbered", ranks=2, plan=staged.content, save=tmp_path / "saved")
+    kept = [{name: value for name, value in answer.items() if name in names} for answer in found]
+    assert [len(answer) for answer in kept] == [3, 4]
+    assert kept[0] | kept[1] == {name: float(i + 1) for i, name in enumerate(names)}
+    for devices, fix in ((1, {}), (2, {"dp_shard": 2})):
+        plan = search(captured, slow_devices(devices), global_batch=4, fix=fix)
+        for answer in ranks.run(f"{JOBS}:numbered", ranks=devices, plan=plan.content, load=tmp_path / "saved"):
+            assert {name: answer[name] for name in names} == {name: float(i + 1) for i, name in enumerate(names)}

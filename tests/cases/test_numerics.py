@@ -15,10 +15,12 @@ from hpsearch.errors import BatchError, LoweringError
 from hpsearch.graph import Op, OpGraph, Rule
 from hpsearch.layout import Mesh
 from hpsearch.lower import lower
+from hpsearch.plan.stage_words import pipeline_words
 from hpsearch.run.stepper import check_equal_targets
 from tests.cases import jobs
 from tests.cases.parity import generator, planned
 from tests.cases.plans import search, slow_devices
+from tests.cases.staged import staged
 from tests.end_to_end.ranks import RankPool
 from tests.lower.plans import make_plan
 from tests.lower.reference import compare
@@ -176,6 +178,37 @@ def test_num_11_a_tied_weight_is_one_weight() -> None:
         assert [(slot.fqn, slot.aliases) for slot in program.params] == [("embed.weight", ("head.weight",))]
 
 
+class TiedStages(nn.Module):
+    """Embedding and head are one tensor, with blocks in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(24, 8)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4))
+        self.head = nn.Linear(8, 24, bias=False)
+        self.head.weight = self.embed.weight
+        self.double()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_num_11_a_tied_weight_of_two_stages_is_one_weight(schedule: str) -> None:
+    ids = torch.randint(0, 24, (8, 6), generator=generator())
+    found = staged(TiedStages(), (ids,), {"pp": 2, "micro_batches": 4, "schedule": schedule})
+    assert found.worst <= 1e-12, "both uses, each on a stage of its own"
+    assert found.program.holders["embed.weight"] == (0, 1)
+    assert [p.pattern for p in found.plan.file.parameters if p.graph == "outer"] == ["embed.weight"]
+    assert found.plan.file.pipeline is not None
+    told = "embed.weight stands on stages 0 and 1; its gradient is summed over them once a step."
+    assert pipeline_words(found.plan.file.pipeline).endswith(told)
+
+
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -192,6 +225,34 @@ def test_num_13_a_weight_used_twice_is_counted_twice_and_no_more() -> None:
     for fix in ({"dp_shard": 2}, {"tp": 2}):
         errors, _, _ = planned(Twice(), [batch, (batch[0] + 1,)], 2, fix)
         assert errors.gradient <= 1e-12
+
+
+class TwiceInStages(nn.Module):
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.linear(self.linear(x).tanh()).tanh()
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(self.Block() for _ in range(5))
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zbv"])
+def test_num_13_a_split_backward_counts_both_uses_once(schedule: str) -> None:
+    batch = (torch.randn(8, 8, generator=generator()).double(),)
+    found = staged(TwiceInStages(), batch, {"pp": 2, "micro_batches": 4, "schedule": schedule})
+    assert found.worst <= 1e-12
 
 
 @pytest.mark.dist

@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from hpsearch.errors import InfeasibleError, LegalityError
 from hpsearch.estimate import ModelShape, ParallelLayout, estimate, memory
@@ -24,6 +26,7 @@ from hpsearch.space.pins import space_of
 from hpsearch.space.prices import Prices
 from tests.cases import configs
 from tests.cases.plans import h100
+from tests.cases.staged import staged
 from tests.estimate.stated import shape_of_config
 
 ONE_WAY = {"micro_batch": "1", "schedule": "1f1b", "recompute": "full"}
@@ -229,3 +232,56 @@ def test_pip_13_a_given_cut_is_kept_and_checked() -> None:
         found(DEEP, pins, 4, gib=8)
     with pytest.raises(LegalityError, match=r"101 layers of deep in chunks of at least 1, but 24\+27\+27\+24 are 102"):
         found(DEEP, {"cut": "24+27+27+24"}, 4)
+
+
+class Hidden(nn.Module):
+    """Blocks that hand on a hidden state, a mask of integers, and something that only their own loss would read."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, mask: Tensor, aux: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            x = x + self.linear(x).tanh() * mask[..., None]
+            return x, mask * (x[..., 0] < 2).long(), aux * 2 + x.mean(-1)
+
+    def __init__(self, depth: int = 5) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(self.Block() for _ in range(depth))
+        self.double()
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        mask, aux = (ids > 3).long(), x.sum(-1)
+        for layer in self.layers:
+            x, mask, aux = layer(x, mask, aux)
+        return (x * mask[..., None]).square().mean()
+
+
+def hidden_batch(rows: int = 8) -> tuple[Tensor, Tensor]:
+    seed = torch.Generator().manual_seed(1)
+    return torch.randn(rows, 6, 8, generator=seed, dtype=torch.float64), torch.randint(0, 8, (rows, 6), generator=seed)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_pip_08_only_what_has_a_gradient_is_sent_back(schedule: str) -> None:
+    found = staged(Hidden(), hidden_batch(), {"pp": 2, "micro_batches": 4, "schedule": schedule})
+    assert found.worst <= 1e-12
+    first, last = (stage.ends for stage in found.program.stages)
+    assert first is not None
+    assert last is not None
+    ahead = [passed.dtype for passed in last.takes]
+    assert torch.int64 in ahead
+    back = [passed.dtype for passed in first.takes_back]
+    assert back == [torch.float64, torch.float64], "of the hidden state; zeros, of what nothing reads"
+    assert len(last.gives_back) == 2, "the list is that of the plan, whatever a batch holds"
+
+
+def test_pip_01_fewer_micro_batches_than_stages_run_where_the_schedule_can() -> None:
+    found = staged(Hidden(), hidden_batch(), {"pp": 4, "micro_batches": 2, "schedule": "gpipe"})
+    assert found.worst <= 1e-12
+    assert len(found.program.stages) == 4
+    told = "schedule 1f1b, micro_batches = 2: expected at least 4 for 4 ranks, but found 2"
+    with pytest.raises(LegalityError, match=re.escape(told)):
+        staged(Hidden(), hidden_batch(), {"pp": 4, "micro_batches": 2, "schedule": "1f1b"})
