@@ -15,7 +15,7 @@ ones. The bound of many sets of times is one product of matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -25,7 +25,6 @@ from hpsearch.schedule.kinds import make_schedule
 from hpsearch.schedule.schedule import KIND_ORDER, Ints, Schedule
 
 Floats = NDArray[np.float64]
-Key = tuple[str, int, int]
 COLUMN = [0, 1, 2, 1]
 """By kind, F I W B: which of three it counts in first; B counts in the third too."""
 SHORT = 3
@@ -93,8 +92,8 @@ def chains_of(schedule: Schedule) -> Ints:
 
 
 class _Ways:
-    """Chains of one schedule, as the columns they count in. A key is F, B (whole, or its input part) or W, stage and
-    micro-batch."""
+    """Chains of one schedule, as the columns they count in. A key is F, B (whole, or its input part) or W as 0, 1, 2,
+    stage and micro-batch."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.placement = schedule.placement
@@ -111,64 +110,61 @@ class _Ways:
         self.at = np.full((3, self.stages, schedule.micro_batches), -1)
         self.at[np.array(COLUMN)[kind], stage, micro] = step
         self.table = {one: schedule.table[rank == one] for one in range(len(schedule.ranks))}
+        self.hops = self._hops()
 
-    def key(self, row: Ints) -> Key:
-        return "FBW"[COLUMN[int(row[3])]], int(row[2]), int(row[4])
+    def _hops(self) -> Ints:
+        """[2 stages + 1] column of the hop to each action of a micro-batch, in the order of `way`; or the one behind
+        all columns, where there is none."""
+        n, stands = self.stages, np.array(self.placement)
+        between = np.where(stands[1:] != stands[:-1], 3 * n + np.arange(n - 1), 4 * n - 1)
+        return np.concatenate([[4 * n - 1], between, [4 * n - 1], between[::-1], [4 * n - 1]])
 
-    def step(self, key: Key) -> int:
-        return int(self.at["FBW".index(key[0]), key[1], key[2]])
+    def way(self, micro: int) -> Ints:
+        """Steps of a micro-batch, each waiting for the one before: forwards, backwards, the weight part of stage 0 if
+        it stands alone."""
+        steps = np.concatenate([self.at[0, :, micro], self.at[1, ::-1, micro], self.at[2, :1, micro]])
+        return steps if steps[-1] >= 0 else steps[:-1]
+
+    def place(self, row: Ints) -> int:
+        """Of an action in the way of its micro-batch."""
+        kind, stage = COLUMN[int(row[3])], int(row[2])
+        return stage if kind == 0 else 2 * self.stages - 1 - stage
 
     def done(self, first: int, last: int) -> Ints:
-        """What is done in steps `first` to `last`, both of one rank."""
-        return np.asarray(self.columns[self.ends[first] : self.ends[last + 1]])
+        """What is done in steps `first` to `last`, both of one rank: how often each column counts, and one more."""
+        return np.bincount(self.columns[self.ends[first] : self.ends[last + 1]], minlength=4 * self.stages)
 
-    def onward(self, key: Key) -> Iterator[tuple[list[int], Key]]:
-        """What waits for this, what waits for that, and so on, each with the hop on the way to it."""
-        kind, stage, micro = key
-        while kind != "W":
-            before = stage
-            if kind == "F" and stage + 1 < self.stages:
-                stage += 1
-            elif kind == "F":
-                kind = "B"
-            elif stage:
-                stage -= 1
-            elif self.step(("W", stage, micro)) >= 0:
-                kind = "W"
-            else:
-                return
-            crosses = self.placement[before] != self.placement[stage]
-            yield [3 * self.stages + min(before, stage)] * crosses, (kind, stage, micro)
+    def along(self, micro: int, first: int, last: int) -> Ints:
+        """What a micro-batch does in the places `first` to `last` - 1 of its way, with what each is paired with."""
+        steps = self.way(micro)[first:last]
+        starts, sizes = self.ends[steps], self.ends[steps + 1] - self.ends[steps]
+        each = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return np.bincount(self.columns[np.repeat(starts, sizes) + each], minlength=4 * self.stages)
 
-    def before(self, key: Key) -> list[int]:
-        """All of its micro-batch that comes first; with what each is paired with."""
-        columns: list[int] = []
-        now: Key = ("F", 0, key[2])
-        onward = self.onward(now)
-        while now != key:
-            columns += self.done(self.step(now), self.step(now)).tolist()
-            hop, now = next(onward)
-            columns += hop
-        return columns
+    def over(self, first: int, last: int) -> Ints:
+        """Hops on the way from place `first` to place `last`."""
+        return np.bincount(self.hops[first + 1 : last + 1], minlength=4 * self.stages)
 
-    def behind(self, key: Key) -> list[int]:
+    def before(self, row: Ints) -> Ints:
+        """All of its micro-batch that comes first."""
+        place = self.place(row)
+        return self.along(int(row[4]), 0, place) + self.over(0, place)
+
+    def behind(self, row: Ints) -> Ints:
         """The rest of its micro-batch, up to the weight part of stage 0."""
-        columns: list[int] = []
-        for hop, other in self.onward(key):
-            columns += hop + self.done(self.step(other), self.step(other)).tolist()
-        return columns
+        place, end = self.place(row), len(self.way(int(row[4])))
+        return self.along(int(row[4]), place + 1, end) + self.over(place, end - 1)
 
     def through(self, rank: int) -> list[Ints]:
         """The six chains through a rank; of nothing where the end comes before the beginning."""
         table = self.table[rank]
         forwards, backwards = (table[np.isin(table[:, 3], kinds)] for kinds in ([0], [1, 3]))
-        rows, columns = [], 4 * self.stages - 1
+        lasts = [(int(one[1]), self.behind(one)) for one in (forwards[-1], backwards[-1])]
+        lasts.append((int(table[-1, 1]), np.zeros(4 * self.stages, dtype=np.int64)))
+        rows = []
         for first in (forwards[0], backwards[0]):
-            begin = self.before(self.key(first))
-            for last in (forwards[-1], backwards[-1], None):
-                behind = [] if last is None else self.behind(self.key(last))
-                start, end = int(first[1]), int(table[-1, 1] if last is None else last[1])
-                row = np.bincount(self.done(start, end), minlength=columns)
-                row += np.bincount(np.array(begin + behind, dtype=np.int64), minlength=columns)
-                rows.append(row if start <= end else 0 * row)
+            begin, start = self.before(first), int(first[1])
+            for end, behind in lasts:
+                row = self.done(start, end) + begin + behind
+                rows.append((row if start <= end else 0 * row)[:-1])
         return rows
