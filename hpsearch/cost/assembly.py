@@ -9,6 +9,7 @@ import numpy as np
 
 from hpsearch.cluster import Cluster
 from hpsearch.cost.context import exchange_s
+from hpsearch.cost.host import copies_s, hinge, states_s, unhidden_s
 from hpsearch.cost.job import Job, optimizer_states
 from hpsearch.cost.op_time import Floats, NodeKey, local_elements
 from hpsearch.cost.saved import buffer_bytes, saved_bytes
@@ -47,18 +48,20 @@ class Assembly:
         self.tp = space.tp
         self.eta = cluster.device.overlap_efficiency
         self._price: dict[Collective, float] = {}
+        self.copies = copies_s(space, cluster, mesh, job)
+        self.uncovered = unhidden_s(self.copies, space, job, self.eta)
 
     def problem(self, limit_bytes: float) -> Problem:
         """The problem, with `limit_bytes` of memory a device; nodes in the order of the space."""
         keys = tuple(self.space.nodes)
         index = {key: i for i, key in enumerate(keys)}
-        unary = tuple(self.unary(key) for key in keys)
+        unary = tuple(self.unary(key) + self.uncovered.get(key, 0.0) for key in keys)
         return Problem(
             sizes=tuple(len(u) for u in unary),
             names=tuple(f"{graph}/{name}" for graph, name in keys),
             unary=unary,
             flows=tuple(self.flows(index)),
-            rows=(Row("memory", self.memory(index), limit_bytes),),
+            rows=(Row("memory", self.memory(index), limit_bytes), *self.at_update(index, limit_bytes)),
             hinges=tuple(self.hinges(index)),
         )
 
@@ -101,7 +104,9 @@ class Assembly:
         gathers = {"stored": 0, "step": 1, "micro_batch": self.passes(key, storage) * self.job.micro_batches}
         hideable = gathers[storage.residency] * self.gather_s(storage)
         hideable += storage.reductions_per_step(self.job) * self.reduce_s(storage)
-        return (1 - self.eta) * hideable + update_s(storage, self.cluster, self.job, self.mesh)
+        hideable *= 1 - self.eta
+        update = update_s(storage, self.cluster, self.job, self.mesh)
+        return hideable + update + states_s(storage, self.cluster, self.job, self.mesh)
 
     def flows(self, index: dict[NodeKey, int]) -> list[Flow]:
         found = []
@@ -235,6 +240,9 @@ class Assembly:
                                 coefficients[n] = coefficients.get(n, 0.0) + seconds
                         weight = self.eta * count * times
                         found.append(Hinge(f"{graph.name} {phase} {name}", coefficients, 0.0, weight))
+                copies = {index[key]: seconds for key, seconds in self.copies.items() if key[0] == graph.name}
+                if copies:
+                    found.append(hinge(graph.name, phase, copies, budget, self.space, self.job, self.eta))
         return found
 
     def budget(self, graph: str, phase: str, index: dict[NodeKey, int]) -> dict[int, Floats]:
@@ -265,6 +273,19 @@ class Assembly:
             if in_once.any():
                 once[index[key]] = in_once
         return each, once
+
+    def at_update(self, index: dict[NodeKey, int], limit_bytes: float) -> list[Row]:
+        """Where states come to the device for the update: bytes then."""
+        if not self.job.states_on_host:
+            return []
+        found: dict[int, Floats] = {}
+        for key, kept in self.kept.items():
+            count = self.space.nodes[key].count
+            nbytes = [float(count * sum(s.update_bytes(self.job, self.mesh).values())) for s in kept]
+            found[index[key]] = np.array(nbytes)
+        for key, size in buffer_bytes(self.space).items():
+            found[index[key]] = np.array([float(size)])
+        return [Row("memory at the update", found, limit_bytes)]
 
     def memory(self, index: dict[NodeKey, int]) -> dict[int, Floats]:
         """Bytes a device by node and state: parameters with all that follows them, and what backward keeps."""

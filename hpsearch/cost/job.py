@@ -52,6 +52,12 @@ class Job:
     optimizer: str
     recompute: frozenset[str] = frozenset()
     """Block classes whose forward runs again in backward."""
+    offload: frozenset[str] = frozenset()
+    """Block classes whose kept activations wait in host memory."""
+    states_on_host: bool = False
+    """Whether optimizer states rest in host memory and visit the device for the update."""
+    pipelined: bool = False
+    """Whether other micro-batches run between the forward and the backward of one."""
 
     def micro_rows(self) -> int:
         """Rows of one micro-batch over all ranks."""

@@ -56,12 +56,30 @@ class Storage:
         master, reduce = ITEM_BYTES[job.recipe.master], ITEM_BYTES[job.recipe.reduce]
         found = {"parameters": stored * master}
         if self.gradient is not None:
-            found["optimizer"] = stored * master * optimizer_states(job.optimizer)
+            if not job.states_on_host:
+                found["optimizer"] = self.states_bytes(job, mesh)
             found["gradients"] = stored * reduce
             if self.residency == "step":
                 found["gradients"] += used * reduce
         if self.residency == "step":
             found["gathered"] = used * ITEM_BYTES[job.recipe.compute]
+        return found
+
+    def states_bytes(self, job: Job, mesh: Mesh) -> int:
+        """Bytes of the optimizer's states, wherever they rest."""
+        if self.gradient is None:
+            return 0
+        return (
+            _elements(self.shape, self.stored, mesh) * ITEM_BYTES[job.recipe.master] * optimizer_states(job.optimizer)
+        )
+
+    def update_bytes(self, job: Job, mesh: Mesh) -> dict[str, int]:
+        """Bytes on the device while the optimizer updates, by category."""
+        stored = _elements(self.shape, self.stored, mesh)
+        found = {"parameters": stored * ITEM_BYTES[job.recipe.master]}
+        if self.gradient is not None:
+            found["optimizer"] = self.states_bytes(job, mesh)
+            found["gradients"] = stored * ITEM_BYTES[job.recipe.master]
         return found
 
     def passing_bytes(self, job: Job, mesh: Mesh) -> int:

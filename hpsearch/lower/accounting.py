@@ -165,7 +165,7 @@ class _Player:
                 self._wait(action.unit, verb.partition(".")[0], to_the_end=True)
             elif verb == "reduce.next":
                 self._wait(action.unit, "reduce", to_the_end=False)
-            elif verb != "free":
+            elif verb in ("forward", "recompute", "backward_input", "backward_weight"):
                 self._compute(unit, verb)
 
     def _issue(self, place: int, phase: str, first: bool, final: bool) -> None:

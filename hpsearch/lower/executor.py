@@ -14,6 +14,7 @@ from torch import Tensor
 from hpsearch.errors import InternalError, LoweringError
 from hpsearch.graph import ADDS_UP
 from hpsearch.lower.dropout import Clock, Draws
+from hpsearch.lower.host import Host, Trip
 from hpsearch.lower.local_ops import extent
 from hpsearch.lower.regional import regions
 from hpsearch.strategy import check_micro_batches
@@ -43,6 +44,8 @@ class MicroBatch:
     """Whether gradients that are reduced once a step go now."""
     kept: dict[int, list[Tensor]] = field(default_factory=dict)
     """Unit → what its backward_input hands to its backward_weight."""
+    away: dict[int, Trip] = field(default_factory=dict)
+    """Call → what its block keeps, while it is in host memory or on its way."""
     number: int = 0
     """Of the micro-batch in its step, for random numbers."""
     step: int = 0
@@ -83,6 +86,7 @@ class Bound:
             if axis not in groups or axis not in coordinate:
                 raise LoweringError(f"axis {axis}", "expected a process group and a coordinate for it, but found none")
         mesh = program.mesh
+        self.host = Host(device)
         self.draws = Draws(coordinate, mesh.sizes, mesh.num_data_ranks, program.micro_batches, device)
         self.functions: dict[str, Any] = {
             "groups": dict(groups),
@@ -219,6 +223,8 @@ class Bound:
                 self._backward_input(action.unit, batch)
             case "backward_weight":
                 self._backward_weight(action.unit, batch)
+            case "offload.issue" | "offload.wait" | "fetch.issue" | "fetch.wait":
+                self._travel(action.verb, action.unit, batch)
             case "free":
                 self._free(action.unit)
             case "reduce.issue":
@@ -307,6 +313,18 @@ class Bound:
     def _recompute(self, place: int, batch: MicroBatch) -> None:
         unit, piece = self._place(place)
         _, batch.saved[unit.call] = self._run("forward", unit, piece, piece.forward, batch, batch.saved.pop(unit.call))
+
+    def _travel(self, verb: str, place: int, batch: MicroBatch) -> None:
+        unit, piece = self._place(place)
+        call = unit.call
+        if verb == "offload.issue" and call in batch.saved:
+            batch.away[call] = self.host.send(batch.saved.pop(call), self.program.offload[piece.graph])
+        elif call in batch.away and verb == "offload.wait":
+            self.host.let_go(batch.away[call])
+        elif call in batch.away and verb == "fetch.issue":
+            self.host.call_back(batch.away[call])
+        elif call in batch.away:
+            batch.saved[call] = self.host.arrive(batch.away.pop(call))
 
     def _backward_input(self, place: int, batch: MicroBatch) -> None:
         unit, piece = self._place(place)

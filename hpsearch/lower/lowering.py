@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import fx
 
+from hpsearch.cost.offload import STAGED, moved
 from hpsearch.errors import LoweringError
 from hpsearch.graph import ModelGraph, OpGraph
 from hpsearch.layout import Layout, Mesh
@@ -140,7 +141,9 @@ def _assemble(
     prefixes = tuple(prefix for _, prefix in model.instances)
     recompute = dict(plan.file.job.recompute)
     unit_params = _unit_params(cut.units, pieces, recompute, canonical, prefixes)
-    forward, backward = make_actions(cut.units, pieces, unit_params, recompute)
+    offload = _offload(model, plan, pieces)
+    away = _away(cut.units, pieces, offload, stay=STAGED if stage is None else 0)
+    forward, backward = make_actions(cut.units, pieces, unit_params, recompute, away=away)
     loss = _loss(model, outer, mesh, stage)
     code = [HEADER.format(model=model.name, mesh=mesh), *(p.code for p in pieces.values())]
     code.append(emit_reduce_loss(loss.name, loss.statements) if loss.name else "")
@@ -159,6 +162,7 @@ def _assemble(
         loss_reduction=model.loss_reduction,
         micro_batches=plan.file.job.micro_batches,
         recompute=recompute,
+        offload=offload,
         prefixes=prefixes,
         canonical=canonical,
         pieces=pieces,
@@ -175,6 +179,28 @@ def _assemble(
         code="\n".join(c for c in code if c) + "\n",
         ends=ends,
     )
+
+
+def _offload(model: ModelGraph, plan: Plan, pieces: Mapping[str, Piece]) -> dict[str, tuple[int, ...]]:
+    """Block class → places of what leaves the device in the list that its calls keep."""
+    entry, found = plan.file.job.offload, {}
+    for piece in pieces.values() if entry is not None else ():
+        if entry is not None and piece.graph in entry.blocks and piece.graph in model.blocks:
+            again = plan.file.job.recompute.get(piece.graph) == "full"
+            gone = moved(model, model.blocks[piece.graph], recompute=again)
+            owners = model.blocks[piece.graph].inputs if again else piece.owners
+            found[piece.graph] = tuple(i for i, owner in enumerate(owners) if owner in gone)
+    return found
+
+
+def _away(units: Sequence[Unit], pieces: Mapping[str, Piece], offload: Mapping[str, object], stay: int) -> set[int]:
+    """Calls whose kept tensors leave: all of a class but the last `stay`."""
+    found: set[int] = set()
+    for graph in offload:
+        forward = (u for u in units if u.phase == "forward" and u.instance >= 0)
+        calls = [u.call for u in forward if pieces[u.piece].graph == graph]
+        found.update(calls[: max(0, len(calls) - stay)])
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ reduce (rounds).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpsearch.lower.emit import emit_part, emit_rounds, name_list
 from hpsearch.lower.local_graph import LocalGraph
@@ -40,6 +40,8 @@ class Piece:
     """Names of the functions of the gather, in order: issue, then waits."""
     reduce: tuple[str, ...]
     code: str
+    owners: tuple[str, ...] = ()
+    """Of a block: for each of `saved`, the value of the graph that owns its memory."""
 
     def param_names(self, phase: str) -> tuple[str, ...]:
         """Parameters that a phase reads, by their names in the graph; backward's halves are input and weight."""
@@ -112,10 +114,12 @@ def block_piece(name: str, local: LocalGraph, uses: dict[str, ParamUse]) -> Piec
     forward = make_part(needed(ahead, writes), writes, sources)
     # every input is taken, in order, also those that nobody reads
     forward = Part(forward.statements, forward.params, forward.buffers, tuple(inputs), forward.writes)
-    return make_piece(
+    piece = make_piece(
         name, local, uses, forward=forward, outputs=outputs, backward=backward, tangents=tangents,
         input_grads=input_grads, param_grads=param_grads,
     )  # fmt: skip
+    made = {value.name: name for name, value in local.values.items()}
+    return replace(piece, owners=tuple(graph.storage(made[n]) for n in piece.saved))
 
 
 def sources_of(local: LocalGraph) -> Sources:

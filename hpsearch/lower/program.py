@@ -88,6 +88,8 @@ class ParallelProgram:
     micro_batches: int
     """Micro-batches in a step, as planned; counts in `collectives_of` are for that many."""
     recompute: dict[str, str]
+    offload: dict[str, tuple[int, ...]]
+    """Block class → places, in the list that a call keeps for backward, of the tensors that wait in host memory."""
     prefixes: tuple[str, ...]
     """FQN prefix of each instance of a block."""
     canonical: dict[str, str]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hpsearch.plan.schema import InputEntry as InputEntry
     from hpsearch.plan.schema import JobEntry as JobEntry
     from hpsearch.plan.schema import ModelEntry as ModelEntry
+    from hpsearch.plan.schema import OffloadEntry as OffloadEntry
     from hpsearch.plan.schema import ParamEntry as ParamEntry
     from hpsearch.plan.schema import PipelineEntry as PipelineEntry
     from hpsearch.plan.schema import PlanFile as PlanFile
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _ENTRIES = (
     "SCHEMA", "AxisEntry", "CertificateEntry", "ClusterEntry", "CollectiveEntry", "InputEntry", "JobEntry",
-    "ModelEntry", "ParamEntry", "PipelineEntry", "PlanFile", "PredictedEntry", "Refusal",
+    "ModelEntry", "OffloadEntry", "ParamEntry", "PipelineEntry", "PlanFile", "PredictedEntry", "Refusal",
 )  # fmt: skip
 _DOORS = {
     "model_fingerprint": "fingerprint",

@@ -69,11 +69,21 @@ def in_words(plan: Plan) -> str:
     )
     full = [block for block, choice in job.recompute.items() if choice == "full"]
     words += f"Activations are recomputed in backward in {', '.join(full)}. " if full else "No recomputation. "
+    words += _offload_words(plan)
     if plan.file.pipeline is not None:
         words += f"{pipeline_words(plan.file.pipeline)} "
     if job.fix:
         words += "Pinned: " + ", ".join(f"{key}={value}" for key, value in job.fix.items()) + ". "
     return words.strip()
+
+
+def _offload_words(plan: Plan) -> str:
+    entry, words = plan.file.job.offload, ""
+    if entry is not None and entry.blocks:
+        words += f"What {', '.join(entry.blocks)} keep for backward waits in host memory. "
+    if entry is not None and entry.optimizer:
+        words += "Optimizer states rest in host memory and come to the device for the update. "
+    return words
 
 
 def _tensor_parallel_words(plan: Plan) -> str:

@@ -118,6 +118,24 @@ def _job(file: PlanFile) -> Iterator[Fault]:
             yield f"job.recompute: {block} is {choice!r}", f"Expected {' or '.join(RECOMPUTE)}."
         if block not in graphs:
             yield f"job.recompute: no graph is called {block!r}", f"Graphs of this plan: {', '.join(graphs)}."
+    yield from _offload(file)
+
+
+def _offload(file: PlanFile) -> Iterator[Fault]:
+    entry = file.job.offload
+    if entry is None:
+        return
+    for block in entry.blocks:
+        if block not in file.job.recompute:
+            known = ", ".join(file.job.recompute) or "none"
+            yield f"job.offload.blocks: no block class is called {block!r}", f"Block classes of this plan: {known}."
+    if entry.blocks != tuple(sorted(set(entry.blocks))):
+        yield f"job.offload.blocks: expected each once, in order, but found {', '.join(entry.blocks)}", "Reorder them."
+    if not entry.blocks and not entry.optimizer:
+        yield "job.offload: nothing is in it", "Leave it out."
+    if entry.blocks and file.pipeline is not None and any(set(line) & set("IW") for line in file.pipeline.actions):
+        problem = "job.offload.blocks: expected a schedule with whole backwards, but pipeline.actions has I and W"
+        yield problem, "Between the two nothing could leave the device: use gpipe, 1f1b or interleaved."
 
 
 def _inputs(file: PlanFile) -> Iterator[Fault]:

@@ -56,6 +56,15 @@ class InputEntry(_Frozen):
     layout: str
 
 
+class OffloadEntry(_Frozen):
+    """What rests in host memory while it is not needed."""
+
+    blocks: tuple[str, ...] = ()
+    """Block classes whose kept activations leave after their forward and are back for their backward."""
+    optimizer: bool = False
+    """Whether optimizer states are on the device for the update only."""
+
+
 class JobEntry(_Frozen):
     global_batch: int
     """Rows of the batch of one optimizer step, over all ranks and micro-batches."""
@@ -66,6 +75,8 @@ class JobEntry(_Frozen):
     """What the user pinned with --fix."""
     recompute: dict[str, str] = {}
     """Block class → none or full."""
+    offload: OffloadEntry | None = None
+    """Absent where everything stays on the device."""
 
 
 class ParamEntry(_Frozen):

@@ -44,7 +44,19 @@ class Asked:
         kept = ", ".join(sorted(set(job.recompute.values()))) or "none"
         # A model without block classes has nothing to run again, whatever is pinned.
         yield "recompute", fix.recompute if job.recompute else None, kept
+        yield "offload", fix.offload, _offload(plan)
         yield from _stored(plan, fix)
+
+
+def _offload(plan: Plan) -> str:
+    """As a pin says it."""
+    entry = plan.file.job.offload
+    words = (
+        []
+        if entry is None
+        else [name for name, is_ in (("activations", entry.blocks), ("optimizer", entry.optimizer)) if is_]
+    )
+    return "+".join(words) or "none"
 
 
 def _stored(plan: Plan, fix: Fix) -> Iterator[tuple[str, object, object]]:

@@ -29,6 +29,7 @@ from hpsearch.run.launch import is_launched, together
 from hpsearch.run.pipeline import PipelineStepper
 from hpsearch.run.ranks import Ranks
 from hpsearch.run.saving import Saver, Saving
+from hpsearch.run.states import StatesOnHost
 from hpsearch.run.stepper import Built, Stepper
 from hpsearch.run.store import Store
 
@@ -109,7 +110,9 @@ class ParallelModule(nn.Module):
             ranks = Ranks.join(self.plan.mesh, self.program)
             store = Store(self.program, ranks)
             together("initial values", lambda: store.fill(self._model, self, self._seed))
-            self.__dict__.update(_ranks=ranks, _store=store)
+            offload = self.plan.file.job.offload
+            states = StatesOnHost(store.params, ranks.device) if offload is not None and offload.optimizer else None
+            self.__dict__.update(_ranks=ranks, _store=store, _states=states)
 
     # Running
 

@@ -16,6 +16,7 @@ from hpsearch.plan import (
     InputEntry,
     JobEntry,
     ModelEntry,
+    OffloadEntry,
     ParamEntry,
     PipelineEntry,
     Plan,
@@ -124,7 +125,15 @@ def _job(table: CostTable, model: ModelGraph, fix: Fix) -> JobEntry:
         optimizer=table.job.optimizer,
         fix=fix.text,
         recompute={name: "full" if name in table.job.recompute else "none" for name in sorted(model.blocks)},
+        offload=_offload(table),
     )
+
+
+def _offload(table: CostTable) -> OffloadEntry | None:
+    job = table.job
+    if not job.offload and not job.states_on_host:
+        return None
+    return OffloadEntry(blocks=tuple(sorted(job.offload)), optimizer=job.states_on_host)
 
 
 def _inputs(model: ModelGraph, table: CostTable) -> tuple[InputEntry, ...]:

@@ -1,6 +1,7 @@
 """`--fix`: what the user pins, in one spelling everywhere.
 
-`tp=4`, `dp_shard=16`, `dp_replicate=2`, `micro_batches=8`, `recompute=none|full`; to cut sequences `cp=2`, and
+`tp=4`, `dp_shard=16`, `dp_replicate=2`, `micro_batches=8`, `recompute=none|full`,
+`offload=activations|optimizer|activations+optimizer|none` (to host memory); to cut sequences `cp=2`, and
 `cp_kind=gathered|ring|ulysses` for how attention sees keys of other ranks; for a pipeline `pp=4`, `vpp=2`
 (stages on each rank), `schedule=zb-h1` and `cut=3+4+4+2` (repeated blocks of each stage); and `FQN-pattern=layout` for
 a parameter's stored layout: `lm_head.weight=R`, `model.layers.*.mlp.up_proj.weight=tp:S0`.
@@ -17,7 +18,8 @@ from hpsearch.layout.mesh import RANK_ORDER
 from hpsearch.schedule import KINDS
 
 PIPELINE_KEYS = ("pp", "vpp", "schedule", "cut")
-KEYS = (*RANK_ORDER, "cp_kind", *PIPELINE_KEYS, "micro_batches", "recompute")
+KEYS = (*RANK_ORDER, "cp_kind", *PIPELINE_KEYS, "micro_batches", "recompute", "offload")
+OFFLOADED = ("none", "activations", "optimizer", "activations+optimizer")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,12 @@ class Fix:
     vpp: int | None = None
     schedule: str | None = None
     cut: tuple[int, ...] | None = None
+    offload: str | None = None
+    """One of OFFLOADED."""
+
+    def offloads(self, what: str) -> bool:
+        """Whether `what`, activations or optimizer, is pinned to host memory."""
+        return self.offload is not None and what in self.offload.split("+")
 
 
 def parse_fix(given: Mapping[str, object] | None) -> Fix:
@@ -59,7 +67,10 @@ def parse_fix(given: Mapping[str, object] | None) -> Fix:
         raise LegalityError(f"fix cp_kind={cp_kind}", problem, "Write --fix cp=2 --fix cp_kind=ring.")
     micro = _whole("micro_batches", text["micro_batches"]) if "micro_batches" in text else None
     pp, vpp, kind, cut = _pipeline(text)
-    return Fix(degrees, micro, recompute, stored, text, cp_kind, pp, vpp, kind, cut)
+    offload = text.get("offload")
+    if offload not in (None, *OFFLOADED):
+        raise LegalityError(f"fix offload={offload}", f"expected one of {', '.join(OFFLOADED)}", "Write one of them.")
+    return Fix(degrees, micro, recompute, stored, text, cp_kind, pp, vpp, kind, cut, offload)
 
 
 def _pipeline(text: Mapping[str, str]) -> tuple[int, int | None, str | None, tuple[int, ...] | None]:

@@ -20,7 +20,18 @@ def usable_bytes(cluster: Cluster) -> int:
 
 
 def bytes_by_category(table: CostTable, choice: Sequence[int], workspace: int = 0) -> dict[str, int]:
-    """parameters, gradients, optimizer, gathered, buffers, activations, workspace: they add up to the peak."""
+    """parameters, gradients, optimizer, gathered, buffers, activations, workspace: they add up to the peak.
+
+    Where optimizer states rest on the host, that is the fuller of two moments: backward, and the update."""
+    found = in_backward(table, choice, workspace)
+    if table.job.states_on_host:
+        later = at_update(table, choice)
+        return later if sum(later.values()) > sum(found.values()) else found
+    return found
+
+
+def in_backward(table: CostTable, choice: Sequence[int], workspace: int = 0) -> dict[str, int]:
+    """Bytes a device by category when activations and workspace are largest."""
     state = {key: choice[i] for i, key in enumerate(table.keys)}
     found: Counter[str] = Counter()
     for key, kept in table.storages.items():
@@ -33,4 +44,16 @@ def bytes_by_category(table: CostTable, choice: Sequence[int], workspace: int = 
     if buffers := sum(buffer_bytes(table.space).values()):
         found["buffers"] = buffers
     found["workspace"] = workspace
+    return dict(found)
+
+
+def at_update(table: CostTable, choice: Sequence[int]) -> dict[str, int]:
+    """Bytes a device by category while the optimizer updates, its states among them."""
+    state = {key: choice[i] for i, key in enumerate(table.keys)}
+    found: Counter[str] = Counter()
+    for key, kept in table.storages.items():
+        for name, nbytes in kept[state[key]].update_bytes(table.job, table.mesh).items():
+            found[name] += nbytes * table.space.nodes[key].count
+    if buffers := sum(buffer_bytes(table.space).values()):
+        found["buffers"] = buffers
     return dict(found)

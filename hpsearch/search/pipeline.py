@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hpsearch.cluster import Cluster
-from hpsearch.cost import CostTable, Job, build, check_batch, optimizer_states, recipe_of
+from hpsearch.cost import CostTable, build, check_batch, optimizer_states
 from hpsearch.errors import InfeasibleError, LegalityError
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import Mesh
@@ -27,6 +27,7 @@ from hpsearch.search.assemble import Certificate, Found, plan_of
 from hpsearch.search.candidates import Branch, Entry, meshes, micro_batch_counts, recompute_sets, with_tiers
 from hpsearch.search.context import with_exchanges
 from hpsearch.search.fix import Fix
+from hpsearch.search.job import job_of
 from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
 from hpsearch.search.priced_pipeline import PricedPipeline, fill
@@ -85,6 +86,9 @@ class PipelineSearch:
         if self.cluster.devices % self.fix.pp:
             problem = f"expected a divisor of the {self.cluster.devices} devices, but found {self.fix.pp}"
             raise LegalityError(f"fix pp={self.fix.pp}", problem, "Choose another degree, or other devices.")
+        if self.fix.offloads("activations") and KINDS[self.kind].split:
+            problem = f"expected a schedule with whole backwards beside offloaded activations, but found {self.kind}"
+            raise LegalityError("fix offload", problem, "Pin schedule to gpipe, 1f1b or interleaved.")
         calls = sum(1 for call in self.model.outer.calls if call.phase == "forward")
         if self.fix.cut and len(self.fix.cut) != self.stages:
             each = f"{self.virtual} stage{'s'[: self.virtual > 1]}"
@@ -136,7 +140,9 @@ class PipelineSearch:
         return found
 
     def table(self, branch: Branch, micro_batches: int) -> CostTable:
-        job = Job(self.global_batch, micro_batches, recipe_of(self.model.recipe), self.optimizer, branch.recompute)
+        job = job_of(
+            self.model, self.global_batch, micro_batches, self.optimizer, branch.recompute, self.fix, pipelined=True
+        )
         return pinned(build(self.spaces.on(branch.mesh), self.cluster, branch.mesh, job, float("inf")), self.fix)
 
     def best_first(self, queue: list[Entry]) -> float:

@@ -20,7 +20,7 @@ from hpsearch.schedule import Schedule
 from hpsearch.schedule.flow import rank_ends_s
 from hpsearch.search.assemble import Found, PipelineFound
 from hpsearch.search.in_flight import Kept, most_kept
-from hpsearch.search.memory import bytes_by_category
+from hpsearch.search.memory import at_update, in_backward
 from hpsearch.search.stage_prices import StagePrices
 from hpsearch.search.workspace import peak
 
@@ -50,7 +50,21 @@ class PricedPipeline:
                     for node, nbytes in part.items():
                         total[node] = total[node] + nbytes * times
             found.append({node: np.asarray(nbytes, dtype=np.float64) for node, nbytes in total.items()})
-        return found
+        return [*found, *self._at_update(rank)]
+
+    def _at_update(self, rank: int) -> list[dict[int, Floats]]:
+        """Where optimizer states rest on the host: bytes while they visit the device."""
+        if not self.whole.job.states_on_host:
+            return []
+        total: defaultdict[int, Floats | float] = defaultdict(float)
+        for prices in self.on(rank):
+            for node, nbytes in prices.table.problem.rows[1].coefficients.items():
+                total[prices.nodes[node]] = total[prices.nodes[node]] + nbytes
+        return [{node: np.asarray(nbytes, dtype=np.float64) for node, nbytes in total.items()}]
+
+    def on(self, rank: int) -> list[StagePrices]:
+        """The stages of a rank."""
+        return [prices for prices, holder in zip(self.stages, self.schedule.placement, strict=True) if holder == rank]
 
     @property
     def stride(self) -> int:
@@ -130,7 +144,7 @@ def fill_stage(prices: StagePrices, choice: Sequence[int], alive: int, pending: 
     """Bytes of a device by category while `alive` micro-batches of a stage are in flight."""
     own = prices.choice(choice)
     workspace, _ = peak(prices.table, own)
-    found = Counter(bytes_by_category(prices.table, own, workspace))
+    found = Counter(in_backward(prices.table, own, workspace))
     found["activations"] = int(
         sum(_total(part, choice) * n for part, n in ((prices.resident, alive), (prices.pending, pending)))
     )
@@ -144,6 +158,9 @@ def fill_stage(prices: StagePrices, choice: Sequence[int], alive: int, pending: 
 def fill(priced: PricedPipeline, choice: Sequence[int], rank: int) -> Counter[str]:
     """Bytes of a device of one pipeline rank by category, at its fullest moment."""
     fullest: Counter[str] = Counter()
+    if priced.whole.job.states_on_host:
+        for prices in priced.on(rank):
+            fullest.update(at_update(prices.table, prices.choice(choice)))
     for moment in priced.kept[rank]:
         total: Counter[str] = Counter()
         for stage, alive, pending in moment:

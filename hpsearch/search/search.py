@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from hpsearch.cluster import Cluster
-from hpsearch.cost import CostTable, Job, build, check_batch, optimizer_states, recipe_of
+from hpsearch.cost import CostTable, build, check_batch, optimizer_states
 from hpsearch.errors import ClusterError, LegalityError
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import Mesh
@@ -32,6 +32,7 @@ from hpsearch.search.candidates import (
 from hpsearch.search.context import with_exchanges
 from hpsearch.search.fix import Fix, parse_fix
 from hpsearch.search.infeasible import why_infeasible
+from hpsearch.search.job import job_of
 from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
 from hpsearch.search.pipeline import PipelineSearch
@@ -77,7 +78,7 @@ class _Search:
         self.spaces = Spaces(self.model)
 
     def table(self, branch: Branch, micro_batches: int) -> CostTable:
-        job = Job(self.global_batch, micro_batches, recipe_of(self.model.recipe), self.optimizer, branch.recompute)
+        job = job_of(self.model, self.global_batch, micro_batches, self.optimizer, branch.recompute, self.fix)
         space = self.spaces.on(branch.mesh)
         return pinned(build(space, self.cluster, branch.mesh, job, float(usable_bytes(self.cluster))), self.fix)
 

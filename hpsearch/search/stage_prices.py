@@ -15,7 +15,7 @@ import numpy as np
 
 from hpsearch.cost import CostTable, build
 from hpsearch.cost.op_time import Floats, local_elements
-from hpsearch.cost.saved import saved_bytes
+from hpsearch.cost.saved import saved_bytes, staged_bytes
 from hpsearch.graph import ITEM_BYTES, Call, ModelGraph, OpGraph
 from hpsearch.plan.stages import Stage
 from hpsearch.strategy import Node, SearchSpace, enumerate_space
@@ -33,7 +33,8 @@ class StagePrices:
     nodes: tuple[int, ...]
     """Node of the whole table that each of the table's nodes stands for."""
     static: Bytes
-    """Parameters with all that follows them, buffers, and what a recomputed block keeps while it runs backward."""
+    """Parameters with all that follows them, buffers, what a recomputed block keeps while it runs backward, and what is
+    on its way to host memory or back."""
     resident: Bytes
     """What one micro-batch keeps from its forward to the end of its backward, and what is on its way to neighbours."""
     pending: Bytes
@@ -153,7 +154,7 @@ def _weight_ops(graph: OpGraph, stage: Stage) -> set[str]:
 def _memory(table: CostTable, stage: Stage) -> tuple[dict[NodeKey, Floats], ...]:
     space, job = table.space, table.job
     whole = table.problem.rows[0].coefficients
-    saved = saved_bytes(space, job, table.mesh)
+    saved, staged = saved_bytes(space, job, table.mesh), staged_bytes(space, job, table.mesh)
     static = {table.keys[n]: np.array(b) for n, b in whole.items()}
     resident: defaultdict[NodeKey, Floats | float] = defaultdict(float)
     pending: defaultdict[NodeKey, Floats | float] = defaultdict(float)
@@ -162,8 +163,9 @@ def _memory(table: CostTable, stage: Stage) -> tuple[dict[NodeKey, Floats], ...]
         if key[0] in job.recompute and node.kind == "op":
             pending[key] = pending[key] + nbytes * node.count
         else:
-            resident[key] = resident[key] + nbytes
-            static[key] = static[key] - nbytes
+            each = nbytes - staged.get(key, 0.0)  # of what is offloaded only one micro-batch has some on the device
+            resident[key] = resident[key] + each
+            static[key] = static[key] - each
     for graph, count in space.model.pieces():
         for key, nbytes in _handed(table, graph, stage).items():
             pending[key] = pending[key] + nbytes * count

@@ -32,14 +32,22 @@ class Alive(TorchDispatchMode):
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in torch.utils._pytree.tree_leaves((args, kwargs)):
-            if isinstance(tensor, torch.Tensor):  # not made by an op that was seen: the caller's
-                self._seen.add(tensor.untyped_storage()._cdata)
+        for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                self._leave_out(leaf.untyped_storage())
+            elif isinstance(leaf, torch.UntypedStorage):
+                self._leave_out(leaf)
         result = func(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
                 self._watch(tensor)
         return result
+
+    def _leave_out(self, storage: torch.UntypedStorage) -> None:
+        """Not made by an op that was seen: the caller's, or host memory."""
+        if storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            weakref.finalize(storage, self._seen.discard, storage._cdata)
 
     def _watch(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()

@@ -102,7 +102,7 @@ def test_an_indivisible_batch_is_refused_with_the_identity() -> None:
         ({"tp": "x"}, "expected a whole number"),
         (
             {"speed": 1},
-            "expected one of dp_replicate, dp_shard, cp, tp, pp, vpp, schedule, cut, micro_batches, recompute",
+            "expected one of dp_replicate, dp_shard, cp, tp, pp, vpp, schedule, cut, micro_batches, recompute, offload",
         ),
         ({"recompute": "some"}, "expected none or full"),
     ],
