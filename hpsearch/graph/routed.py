@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 ROUTE = "hpsearch.route.default"
+DISPATCH = "hpsearch.dispatch.default"
 AT_HOME = ("hpsearch.dispatch_backward.default", "hpsearch.combine.default")
 """Ops that bring rows back to their tokens."""
 COMBINE_BACKWARD = "hpsearch.combine_backward.default"
-TRAVELS = ("hpsearch.dispatch.default", *AT_HOME, COMBINE_BACKWARD)
+TRAVELS = (DISPATCH, *AT_HOME, COMBINE_BACKWARD)
 """Ops whose rows cross the ranks that experts are spread over."""
 OF_WEIGHTS = ("hpsearch.grouped_mm_weight.default", "hpsearch.grouped_sum.default")
 """Ops that sum rows into gradients of weights."""
@@ -44,7 +45,7 @@ def routed(ops: Sequence[_Op], values: Mapping[str, _Value]) -> frozenset[str]:
             found.add(op.outputs[0])
         elif op.target not in (*AT_HOME, *OF_WEIGHTS):
             found.update(name for name in op.outputs if _first(values[name]) in rows)
-            if op.target == "hpsearch.dispatch.default":
+            if op.target == DISPATCH:
                 found.update(op.outputs)
     return frozenset(found)
 
@@ -70,3 +71,10 @@ def by_expert(ops: Sequence[_Op], values: Mapping[str, _Value]) -> frozenset[str
 def _alike(op: _Op, values: Mapping[str, _Value]) -> bool:
     """Whether a result has as many slices as the operand; both without rows of the batch."""
     return all(_first(values[a]) == _first(values[b]) and values[a].fixed for a in op.inputs for b in op.outputs)
+
+
+def rows_of(op: _Op) -> str:
+    """The rows that an op of TRAVELS sends or gets."""
+    if op.target == DISPATCH:
+        return op.outputs[0]
+    return op.inputs[1] if op.target == COMBINE_BACKWARD else op.inputs[0]

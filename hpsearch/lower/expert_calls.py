@@ -66,6 +66,8 @@ def where(placed: GraphDecisions, op: Op, mesh: Mesh) -> str:
     own, exchanged = spread_over(placed, op)
     found = [f'own=(coordinate["{axis}"], {mesh.size(axis)})' for axis in own]
     found += [f'group=groups["{axis}"]' for axis in exchanged]
+    hops = [f'groups["{hop.name}"]' for hop in mesh.hops if hop.name.partition("/")[0] in exchanged]
+    found += [f"hops=({', '.join(hops)},)"] if hops else []
     return "".join(f", {text}" for text in found)
 
 

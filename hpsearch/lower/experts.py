@@ -7,6 +7,7 @@ tokens these are exchanged (`lower/exchange.py`). Rows are as many as the data s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,11 +29,16 @@ class Place:
 
 
 def route(
-    index: Tensor, num_experts: int, own: tuple[int, int] = (0, 1), group: exchange.Group | None = None
+    index: Tensor,
+    num_experts: int,
+    own: tuple[int, int] = (0, 1),
+    group: exchange.Group | None = None,
+    hops: Sequence[exchange.Group] | None = None,
 ) -> tuple[Place, Tensor]:
     """The way of every token of index [T, k], and the rows of each expert of this rank.
 
-    own: (place, ranks) on the axis whose ranks have the same tokens. group: of the axis over which they are exchanged.
+    own: (place, ranks) on the axis whose ranks have the same tokens. group: of the axis over which they are exchanged,
+    one copy a domain along `hops`, else each copy on its own.
     """
     shape = (index.shape[0], index.shape[1])
     rank, ranks = own
@@ -41,7 +47,7 @@ def route(
         index = index - rank * num_experts
         index = torch.where((index >= 0) & (index < num_experts), index, -1)
     if group is not None:
-        flow = exchange.route(index, num_experts, group)
+        flow = exchange.route(index, num_experts, group, hops)
         return Place(index.new_empty(0), shape, flow), flow.counts
     experts = index.reshape(-1)
     here = (experts >= 0).nonzero().squeeze(1)

@@ -27,7 +27,7 @@ from hpsearch.lower.localize import localize
 from hpsearch.lower.redistribution import redistribute_value
 from hpsearch.lower.render import Local, render, render_call
 from hpsearch.lower.stage_graph import VALUE
-from hpsearch.lower.statement import LocalValue, Statement
+from hpsearch.lower.statement import LocalValue, Sent, Statement
 from hpsearch.plan.decisions import GraphDecisions
 
 DROPOUT = torch.ops.aten.native_dropout.default
@@ -118,9 +118,10 @@ class _Localization:
             return source
         if value in self.graph.routed:
             raise LoweringError(
-                f"{self.graph.name}.{value}", f"rows of experts stay as they were routed, {source.layout}, but {layout} "
-                "is read", "Choose the rules that go with the router's.",
-            )  # fmt: skip
+                f"{self.graph.name}.{value}",
+                f"expected rows of experts as they were routed, {source.layout}, but {layout} is read",
+                "Choose the rules that go with the router's.",
+            )
         key = value, layout, phase
         if key not in self.copies:
             suffix = "_".join(f"{axis}_{p}" for axis, p in layout) or "R"
@@ -146,7 +147,7 @@ class _Localization:
         args, kwargs = self._with_names(node, op, operands)
         function = expert_calls.function_of(self.decisions, op)
         along = context_axis(self.decisions, op, self.mesh)
-        sent = expert_calls.sent(self.decisions, op, lambda value: self.values[value].shape, self.mesh)
+        sent: tuple[Sent, ...] = ()
         if node.target is DROPOUT:
             call = self._dropout(op, args)
         elif function is not None:
@@ -159,6 +160,8 @@ class _Localization:
             here = [self._local_shape(o) for o in operands]
             call = render_call(*localize(node.target, args, kwargs, outputs, here))
         names = self._define_results(node, op.outputs)
+        if function is not None:
+            sent = expert_calls.sent(self.decisions, op, lambda value: self.values[value].shape, self.mesh)
         left_side = (
             names[0]
             if isinstance(node.meta["val"], torch.Tensor)

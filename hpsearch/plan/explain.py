@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpsearch.errors import counted
-from hpsearch.layout import Layout
+from hpsearch.layout import ROLES, Layout
 from hpsearch.plan import tables, units
 from hpsearch.plan.names import (
     AXIS_WORDS,
@@ -107,6 +107,9 @@ def mesh_table(plan: Plan) -> Table:
         table.add_row("pp", str(pipeline.ranks), str(plan.mesh.num_ranks), pipeline.tier, meaning)
     for axis in plan.mesh.axes:
         meaning = AXIS_WORDS[axis.name]
+        if ROLES[axis.name] == "experts":
+            hops = f"one copy of a token a domain, in hops of {' x '.join(map(str, axis.hops))}"
+            meaning += f"; {hops if axis.hops else 'each copy of a token on its own'}"
         table.add_row(axis.name, str(axis.size), str(axis.stride), axis.tier, meaning)
     if not plan.mesh.axes and plan.file.pipeline is None:
         table.add_row("-", "1", "-", "-", "one device")

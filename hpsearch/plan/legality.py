@@ -234,6 +234,7 @@ def _rule(where: str, text: str) -> Iterator[Fault]:
 
 def _collectives(file: PlanFile) -> Iterator[Fault]:
     axes = [axis.name for axis in file.mesh]
+    axes += [f"{axis.name}/{i}" for axis in file.mesh for i in range(len(axis.hops or ()))]
     for i, entry in enumerate(file.collectives):
         where = f"collectives[{i}] ({entry.kind} of {entry.what})"
         if entry.kind not in KINDS:

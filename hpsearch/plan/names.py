@@ -16,6 +16,8 @@ from hpsearch.plan.schema import ParamEntry
 AXIS_WORDS = {
     "dp_replicate": "data parallel, parameters replicated",
     "dp_shard": "data parallel, parameters may be sharded",
+    "ep": "data parallel, experts spread",
+    "cp": "context parallel",
     "tp": "tensor parallel",
 }
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from math import prod
 
 from hpsearch.graph import ITEM_BYTES, Op
-from hpsearch.graph.routed import COMBINE_BACKWARD, ROUTE, TRAVELS
+from hpsearch.graph.routed import ROUTE, TRAVELS, rows_of
 from hpsearch.layout import Collective, Mesh
 from hpsearch.plan.decisions import GraphDecisions
+from hpsearch.strategy import token_messages
 
 
 def route_of(placed: GraphDecisions, op: Op) -> Op | None:
@@ -33,21 +34,17 @@ def spread_over(placed: GraphDecisions, route: Op) -> tuple[tuple[str, ...], tup
     return own, tuple(axis for axis in spread if axis not in own)
 
 
-def rows_of(op: Op) -> str:
-    """The rows that an op of TRAVELS sends or gets."""
-    if op.target == "hpsearch.dispatch.default":
-        return op.outputs[0]
-    return op.inputs[1] if op.target == COMBINE_BACKWARD else op.inputs[0]
-
-
 def exchanges(
     placed: GraphDecisions, op: Op, shape_of: Callable[[str], tuple[int, ...]], mesh: Mesh
 ) -> Iterator[Collective]:
-    """What an op sends to experts and back, each copy on its own and routing even; `shape_of` gives global shapes."""
+    """What an op sends to experts and back where routing is even; `shape_of` gives global shapes."""
     route = route_of(placed, op) if op.target in TRAVELS else None
     if route is None:
         return
     value = placed.graph.values[rows_of(op)]
     count = prod(placed.made[value.name].local_shape(shape_of(value.name), mesh.sizes))
-    for axis in spread_over(placed, route)[1]:
-        yield Collective("all_to_all", axis, count * ITEM_BYTES[value.dtype])
+    own, exchanged = spread_over(placed, route)
+    experts, top_k = shape_of(route.outputs[1])[0], shape_of(route.inputs[0])[1]
+    for axis in exchanged:
+        nbytes = count * ITEM_BYTES[value.dtype]
+        yield from token_messages(mesh.axis(axis), nbytes, experts, top_k, prod(map(mesh.size, own)))

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from hpsearch.graph import ITEM_BYTES, ModelGraph
+from hpsearch.graph.routed import rows_of
 from hpsearch.layout import Collective, Layout, Mesh, redistribute
 from hpsearch.plan.decisions import GraphDecisions, decisions_of
 from hpsearch.plan.schema import CollectiveEntry, ParamEntry, PlanFile
-from hpsearch.plan.spread import exchanges, rows_of
+from hpsearch.plan.spread import exchanges
 from hpsearch.strategy import attention_messages
 
 Seconds = Callable[[Collective], float]

@@ -14,7 +14,7 @@ from hpsearch.cluster import Cluster
 from hpsearch.cost import CostTable
 from hpsearch.errors import LegalityError
 from hpsearch.graph import ModelGraph
-from hpsearch.layout import Mesh
+from hpsearch.layout import Mesh, MeshAxis
 from hpsearch.layout.mesh import RANK_ORDER
 from hpsearch.plan import Refusal
 from hpsearch.search.fix import Fix
@@ -50,10 +50,16 @@ class Branch:
     recompute: frozenset[str]
 
     def label(self, micro_batches: int) -> str:
-        degrees = " ".join(f"{a.name}={a.size}{a.exchange and f' ({a.exchange})'}" for a in self.mesh.axes)
+        degrees = " ".join(f"{a.name}={a.size}{_way(a)}" for a in self.mesh.axes)
         degrees = degrees or "1 device"
         again = f" recompute={'+'.join(sorted(self.recompute))}" if self.recompute else ""
         return f"{degrees} micro_batches={micro_batches}{again}"
+
+
+def _way(axis: MeshAxis) -> str:
+    """How ranks of an axis reach each other where there are several ways."""
+    way = axis.exchange or (f"together {' x '.join(map(str, axis.hops))}" if axis.hops else "")
+    return f" ({way})" if way else ""
 
 
 def with_tiers(mesh: Mesh, cluster: Cluster) -> Mesh:

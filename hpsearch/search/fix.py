@@ -2,7 +2,8 @@
 
 `tp=4`, `dp_shard=16`, `dp_replicate=2`, `micro_batches=8`, `recompute=none|full`,
 `offload=activations|optimizer|activations+optimizer|none` (to host memory); to cut sequences `cp=2`, and
-`cp_kind=gathered|ring|ulysses` for how attention sees keys of other ranks; for a pipeline `pp=4`, `vpp=2`
+`cp_kind=gathered|ring|ulysses` for how attention sees keys of other ranks; to spread experts `ep=8`, and
+`ep_kind=apart|together` for whether copies of a token travel together; for a pipeline `pp=4`, `vpp=2`
 (stages on each rank), `schedule=zb-h1` and `cut=3+4+4+2` (repeated blocks of each stage); and `FQN-pattern=layout` for
 a parameter's stored layout: `lm_head.weight=R`, `model.layers.*.mlp.up_proj.weight=tp:S0`.
 """
@@ -18,7 +19,7 @@ from hpsearch.layout.mesh import RANK_ORDER
 from hpsearch.schedule import KINDS
 
 PIPELINE_KEYS = ("pp", "vpp", "schedule", "cut")
-KEYS = (*RANK_ORDER, "cp_kind", *PIPELINE_KEYS, "micro_batches", "recompute", "offload")
+KEYS = (*RANK_ORDER, "cp_kind", "ep_kind", *PIPELINE_KEYS, "micro_batches", "recompute", "offload")
 OFFLOADED = ("none", "activations", "optimizer", "activations+optimizer")
 
 
@@ -33,6 +34,8 @@ class Fix:
     """What was given, for the plan file."""
     cp_kind: str | None = None
     """How attention sees keys of other ranks along cp: one of `layout.EXCHANGES`."""
+    ep_kind: str | None = None
+    """How tokens go to experts along ep: a form of `Cluster.exchange`."""
     pp: int = 1
     vpp: int | None = None
     schedule: str | None = None
@@ -65,12 +68,16 @@ def parse_fix(given: Mapping[str, object] | None) -> Fix:
     if cp_kind is not None and (cp_kind not in EXCHANGES or degrees.get("cp", 1) == 1):
         problem = f"expected one of {', '.join(EXCHANGES)} beside cp of at least 2, but found cp={degrees.get('cp', 1)}"
         raise LegalityError(f"fix cp_kind={cp_kind}", problem, "Write --fix cp=2 --fix cp_kind=ring.")
+    ep_kind = text.get("ep_kind")
+    if ep_kind is not None and degrees.get("ep", 1) == 1:
+        problem = f"expected ep of at least 2 beside it, but found ep={degrees.get('ep', 1)}"
+        raise LegalityError(f"fix ep_kind={ep_kind}", problem, "Write --fix ep=2 as well.")
     micro = _whole("micro_batches", text["micro_batches"]) if "micro_batches" in text else None
     pp, vpp, kind, cut = _pipeline(text)
     offload = text.get("offload")
     if offload not in (None, *OFFLOADED):
         raise LegalityError(f"fix offload={offload}", f"expected one of {', '.join(OFFLOADED)}", "Write one of them.")
-    return Fix(degrees, micro, recompute, stored, text, cp_kind, pp, vpp, kind, cut, offload)
+    return Fix(degrees, micro, recompute, stored, text, cp_kind, ep_kind, pp, vpp, kind, cut, offload)
 
 
 def _pipeline(text: Mapping[str, str]) -> tuple[int, int | None, str | None, tuple[int, ...] | None]:

@@ -27,6 +27,7 @@ from hpsearch.search.assemble import Certificate, Found, plan_of
 from hpsearch.search.candidates import Branch, Entry, meshes, micro_batch_counts, recompute_sets, with_tiers
 from hpsearch.search.context import with_exchanges
 from hpsearch.search.fix import Fix
+from hpsearch.search.hops import with_hops
 from hpsearch.search.job import job_of
 from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
@@ -130,8 +131,9 @@ class PipelineSearch:
         for degrees in meshes(self.model, devices, self.fix):
             for mesh in with_exchanges(with_tiers(Mesh.of(**degrees), self.cluster), self.model, self.fix):
                 for again in recompute_sets(self.model, self.fix):
-                    branch = Branch(mesh, again)
-                    found += [(branch, m) for m in micro_batch_counts(self.model, self.global_batch, mesh, self.fix)]
+                    for m in micro_batch_counts(self.model, self.global_batch, mesh, self.fix):
+                        hops = with_hops(mesh, self.model, self.cluster, self.global_batch // m, self.fix)
+                        found.append((Branch(hops, again), m))
         if not found:
             check_batch(self.global_batch, self.fix.micro_batches or 1, Mesh.of(dp_shard=devices))
             pins = " ".join(f"{key}={value}" for key, value in self.fix.text.items())

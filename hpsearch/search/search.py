@@ -31,6 +31,7 @@ from hpsearch.search.candidates import (
 )
 from hpsearch.search.context import with_exchanges
 from hpsearch.search.fix import Fix, parse_fix
+from hpsearch.search.hops import with_hops
 from hpsearch.search.infeasible import why_infeasible
 from hpsearch.search.job import job_of
 from hpsearch.search.memory import usable_bytes
@@ -143,7 +144,11 @@ def _candidates(state: _Search) -> list[tuple[Branch, int]]:
     for degrees in meshes(state.model, state.cluster.devices, state.fix):
         for mesh in with_exchanges(with_tiers(Mesh.of(**degrees), state.cluster), state.model, state.fix):
             branches += [Branch(mesh, again) for again in recompute_sets(state.model, state.fix)]
-    found = [(b, m) for b in branches for m in micro_batch_counts(state.model, state.global_batch, b.mesh, state.fix)]
+    found = []
+    for b in branches:
+        for m in micro_batch_counts(state.model, state.global_batch, b.mesh, state.fix):
+            mesh = with_hops(b.mesh, state.model, state.cluster, state.global_batch // m, state.fix)
+            found.append((Branch(mesh, b.recompute), m))
     state.refused += refused_meshes(state.model, state.cluster.devices, state.global_batch, state.fix)
     if not branches:
         pins = " ".join(f"{k}={v}" for k, v in state.fix.text.items())

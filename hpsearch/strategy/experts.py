@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from math import gcd
 
+from hpsearch.cluster.dispatch import parts_met
 from hpsearch.errors import LegalityError
 from hpsearch.graph import ModelGraph
 from hpsearch.graph.routed import ROUTE
+from hpsearch.layout import Collective, MeshAxis
 
 
 def expert_counts(model: ModelGraph) -> dict[str, int]:
@@ -39,3 +41,19 @@ def check_experts(model: ModelGraph, ep: int) -> None:
         f"expected a divisor of {expected}, but {found}" if counts else "expected a model with experts, but found none",
         f"Legal ep for {model.name}: {legal_ep(model)}.",
     )
+
+
+def token_messages(axis: MeshAxis, nbytes: int, experts: int, top_k: int, own: int = 1) -> tuple[Collective, ...]:
+    """What one move of tokens sends over an axis of experts, routing even: one exchange, or one a hop.
+
+    nbytes: of one rank's tokens with a copy for each of the `top_k` experts, of which ranks that have the same tokens
+    keep a part each; `own`: how many. A hop carries one copy for each part that a token meets, over all hops so far.
+    """
+    if not axis.hops:
+        return (Collective("all_to_all", axis.name, nbytes),)
+    found, parts = [], own
+    for i, size in enumerate(axis.hops):
+        parts *= size
+        share = parts_met(parts, experts, top_k) / top_k
+        found.append(Collective("all_to_all", f"{axis.name}/{i}", round(nbytes * share)))
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""Tokens go to experts in the form that the plan says: by the prices of two nodes, or as pinned; and give the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpsearch.cluster import Cluster, Tier
+from hpsearch.errors import LegalityError
+from hpsearch.plan import Plan
+from hpsearch.plan.explain import explain
+from hpsearch.search import search
+from tests.end_to_end.models import ROWS
+from tests.end_to_end.parity import reference
+from tests.end_to_end.ranks import RankPool
+from tests.end_to_end.slow import slow_devices
+from tests.end_to_end.test_experts import graph
+from tests.end_to_end.test_parity import LIMITS
+
+FAMILY, RECIPE = "qwen3_moe_skewed", "fp64"
+"""Three of eight experts a token; one expert that every token meets and one that none does."""
+
+
+def two_nodes() -> Cluster:
+    """Of two devices each, links of 1 TB/s inside and 10 GB/s between."""
+    alone = slow_devices(4)
+    tiers = Tier("node", 2, "wire", 1e12, 1e-9), Tier("fabric", 4, "wire", 1e10, 1e-8)
+    return Cluster("two slow nodes", 4, alone.device, tiers, "for tests")
+
+
+def plan(**pins: object) -> Plan:
+    return search(graph(FAMILY, RECIPE), two_nodes(), global_batch=ROWS, fix={"ep": 4, "recompute": "none", **pins})
+
+
+@pytest.mark.dist
+def test_both_forms_run(ranks: RankPool, tmp_path: Path) -> None:
+    """The chosen one, hop by hop over nodes and inside, and each copy on its own."""
+    together, apart = plan(), plan(ep_kind="apart")
+    assert together.mesh.axis("ep").hops == (2, 2)
+    assert apart.mesh.axis("ep").hops == ()
+    path = tmp_path / "trace.pt"
+    reference(FAMILY, RECIPE, path)
+    for made in (together, apart):
+        results = ranks.run(
+            "tests.end_to_end.experts:compare", ranks=4, family=FAMILY, recipe=RECIPE, plan=made.content, path=str(path)
+        )
+        worst = {what: max(result[what] for result in results) for what in LIMITS[RECIPE]}
+        assert all(worst[what] <= limit for what, limit in LIMITS[RECIPE].items()), worst
+
+
+def test_the_plan_says_which_form() -> None:
+    """In its list of collectives and in words; copies that travel together are fewer bytes between nodes."""
+    together, apart = plan(), plan(ep_kind="apart")
+    outside = {}
+    for made, axes in ((together, {"ep/0", "ep/1"}), (apart, {"ep"})):
+        moves = [c for c in made.file.collectives if c.kind == "all_to_all"]
+        assert {c.axis for c in moves} == axes
+        outside[made] = sum(c.nbytes * c.calls for c in moves if c.axis in ("ep", "ep/0"))
+    # 3 of 8 experts meet 2 (1 - 4 / 56) of two nodes, so 1.86 copies cross where 3 did
+    assert outside[together] / outside[apart] == pytest.approx(2 * (1 - 4 / 56) / 3, rel=1e-3)
+    assert "in hops of 2 x 2" in words(together)
+    assert "each copy of a token on its own" in words(apart)
+
+
+def test_hops_that_join_no_copies_are_refused() -> None:
+    with pytest.raises(LegalityError, match=r"exchange relayed .*: expected a form that saves bytes, but it takes"):
+        plan(ep_kind="relayed")
+    with pytest.raises(LegalityError, match=r"fix ep_kind=apart: expected ep of at least 2 beside it, but found ep=1"):
+        search(graph(FAMILY, RECIPE), two_nodes(), global_batch=ROWS, fix={"ep_kind": "apart"})
+
+
+def words(made: Plan) -> str:
+    from rich.console import Console
+
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(explain(made))
+    return shown.get()
