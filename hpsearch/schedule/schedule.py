@@ -106,13 +106,13 @@ class Schedule:
     @cached_property
     def table(self) -> Ints:
         """Every action, in the order of `actions`: rank, step (counted through all ranks), stage, kind, micro-batch."""
-        rows, at = [], 0
-        for rank, steps in enumerate(self.ranks):
-            for step in steps:
-                for one in step.parts:
-                    rows.append((rank, at, one.stage, KIND_ORDER[one.kind], one.microbatch))
-                at += 1
-        return np.array(rows, dtype=np.int64).reshape(-1, 5)
+        steps = [step for steps in self.ranks for step in steps]
+        rank = np.repeat(np.arange(len(self.ranks)), [len(steps) for steps in self.ranks])
+        sizes = [2 if isinstance(step, Overlapped) else 1 for step in steps]
+        done = [one for step in steps for one in step.parts]
+        columns = [one.stage for one in done], [KIND_ORDER[one.kind] for one in done], [one.microbatch for one in done]
+        at = np.repeat(np.arange(len(steps)), sizes)
+        return np.array([rank[at], at, *columns], dtype=np.int64).T.reshape(-1, 5)
 
     @cached_property
     def placement(self) -> tuple[int, ...]:
