@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,20 @@ def double_throughout(family: str, recipe: str) -> Iterator[None]:
         yield
         return
     classes = (torch.Tensor, FunctionalTensor)  # the second is what a trace runs on
-    originals = [kind.float for kind in classes]
-    for kind in classes:
+    originals = [(kind.float, kind.type) for kind in classes]
+    for kind, (_, cast) in zip(classes, originals, strict=True):
         kind.float = kind.double  # type: ignore[method-assign]
+        kind.type = partialmethod(_type, cast)  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        for kind, original in zip(classes, originals, strict=True):
-            kind.float = original  # type: ignore[method-assign]
+        for kind, (as_float, cast) in zip(classes, originals, strict=True):
+            kind.float, kind.type = as_float, cast  # type: ignore[method-assign]
+
+
+def _type(tensor: torch.Tensor, cast: Any, dtype: Any = None, *rest: Any, **more: Any) -> Any:
+    """`tensor.type(dtype)` with fp64 for fp32."""
+    return cast(tensor, torch.float64 if dtype is torch.float32 else dtype, *rest, **more)
 
 
 def reference(family: str, recipe: str, path: Path) -> None:
