@@ -102,7 +102,8 @@ def test_an_indivisible_batch_is_refused_with_the_identity() -> None:
         ({"tp": "x"}, "expected a whole number"),
         (
             {"speed": 1},
-            "expected one of dp_replicate, dp_shard, cp, tp, pp, vpp, schedule, cut, micro_batches, recompute, offload",
+            "expected one of dp_replicate, dp_shard, ep, cp, tp, cp_kind, ep_kind, pp, vpp, schedule, cut, "
+            "micro_batches, recompute, offload",
         ),
         ({"recompute": "some"}, "expected none or full"),
     ],
@@ -167,7 +168,7 @@ def test_the_update_is_priced_by_the_optimizers_states() -> None:
 @pytest.mark.parametrize(
     ("pins", "message"),
     [
-        ({"layers.*.w1": "xx:S0"}, "expected axes out of dp_replicate, dp_shard, tp, but got 'xx'"),
+        ({"layers.*.w1": "xx:S0"}, "expected axes out of dp_replicate, dp_shard, ep, cp, tp, but got 'xx'"),
         ({"layers.*.w1": "tp:S0 tp:S1"}, "expected each axis once, but got tp twice"),
         ({"tp": "²"}, "expected a whole number"),
     ],
