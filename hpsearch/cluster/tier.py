@@ -90,20 +90,27 @@ class GroupShape:
 
 def group_shape(tier_sizes: tuple[int, ...], devices: int, size: int, stride: int) -> GroupShape:
     """The shape of all groups of `size` ranks, `stride` apart, that tile `devices` ranks; inner tiers fill first."""
+    return GroupShape(size, tuple(_touched(domain_size, devices, size, stride) for domain_size in tier_sizes))
+
+
+def _touched(domain_size: int, devices: int, size: int, stride: int) -> int:
+    """Domains of one tier that each group touches; -1 where groups lie unlike each other, or unevenly."""
     block = size * stride
+    if domain_size % block == 0:
+        return 1
+    if block % domain_size == 0 and stride % domain_size == 0:
+        return size
+    if block % domain_size == 0 and domain_size % stride == 0:
+        return block // domain_size
     first = (np.arange(devices // block)[:, None] * block + np.arange(stride)).reshape(-1, 1)
     members = first + np.arange(size) * stride
-    counts = []
-    for domain_size in tier_sizes:
-        domain = members // domain_size
-        touched = 1 + (np.diff(domain, axis=1) > 0).sum(axis=1)
-        count = int(touched[0])
-        even = bool((touched == count).all()) and size % count == 0
-        if even:
-            parts = domain.reshape(len(domain), count, size // count)
-            even = bool((parts == parts[:, :, :1]).all())
-        counts.append(count if even else -1)
-    return GroupShape(size, tuple(counts))
+    domain = members // domain_size
+    touched = 1 + (np.diff(domain, axis=1) > 0).sum(axis=1)
+    count = int(touched[0])
+    if not (touched == count).all() or size % count:
+        return -1
+    parts = domain.reshape(len(domain), count, size // count)
+    return count if (parts == parts[:, :, :1]).all() else -1
 
 
 def leaf_seconds(
