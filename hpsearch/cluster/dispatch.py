@@ -5,12 +5,15 @@ Sent together, a copy crosses once a destination domain and is copied on inside 
 the second way is two hops and the first one. Each tier works on its own; the slower one counts.
 
 Expected copies: experts are drawn without return, so of P parts that hold E / P experts each, a token meets
-P · (1 - C(E - E/P, k) / C(E, k)) (DeepEP's dispatch, https://github.com/deepseek-ai/DeepEP).
+P · (1 - C(E - E/P, k) / C(E, k)) (DeepEP's dispatch, https://github.com/deepseek-ai/DeepEP). A router that is limited
+to L of G groups of experts (DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.1.2) draws the groups first, then
+the experts inside them: fewer parts are met where a part holds whole groups.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import comb
 
 import numpy as np
@@ -33,16 +36,39 @@ class Routing:
     """Domains of the outermost tier that a token may go to (routing limited to groups); None: no limit."""
 
 
-def parts_met(parts: int, experts: int, top_k: int) -> float:
-    """Of `parts` that hold the experts in equal shares: how many hold at least one of `top_k` different experts."""
+def parts_met(parts: int, experts: int, top_k: int, groups: int = 1, most_groups: int = 1) -> float:
+    """Of `parts` that hold the experts in equal shares: how many hold at least one of `top_k` different experts, drawn
+    from all, or from `most_groups` of `groups` neighbouring groups of equal size, which are drawn before."""
     if experts % parts:
         raise ClusterError(
             f"{experts} experts over {parts} parts", f"expected equal shares, but {experts} / {parts} is not whole",
             "Use a divisor of the number of experts.",
         )  # fmt: skip
-    if not 1 <= top_k <= experts:
-        raise ClusterError(f"top {top_k} of {experts} experts", "expected 1 to all of them", "Correct the routing.")
-    return parts * (1 - comb(experts - experts // parts, top_k) / comb(experts, top_k))
+    if experts % groups or not 1 <= most_groups <= groups:
+        problem = "expected equal groups, and one to all of them for a token"
+        raise ClusterError(f"{most_groups} of {groups} groups of {experts} experts", problem, "Correct the routing.")
+    if not 1 <= top_k <= experts * most_groups // groups:
+        problem = "expected 1 to all of those that a token may go to"
+        raise ClusterError(f"top {top_k} of {experts * most_groups // groups} experts", problem, "Correct the routing.")
+    if most_groups == groups:
+        return parts * (1 - comb(experts - experts // parts, top_k) / comb(experts, top_k))
+    return _limited(parts, experts, top_k, groups, most_groups)
+
+
+@cache
+def _limited(parts: int, experts: int, top_k: int, groups: int, most_groups: int) -> float:
+    """Summed over parts; of one part the chosen groups are counted by how many of its experts they hold."""
+    own, each, drawn = experts // parts, experts // groups, experts * most_groups // groups
+    met = 0.0
+    for part in range(parts):
+        ways = {(0, 0): 1}
+        for group in range(groups):
+            held = max(0, min((part + 1) * own, (group + 1) * each) - max(part * own, group * each))
+            for (chosen, inside), count in list(ways.items()):
+                ways[chosen + 1, inside + held] = ways.get((chosen + 1, inside + held), 0) + count
+        missed = sum(c * comb(drawn - inside, top_k) for (chosen, inside), c in ways.items() if chosen == most_groups)
+        met += 1 - missed / (comb(groups, most_groups) * comb(drawn, top_k))
+    return met
 
 
 def dispatch_ways(links: Links, routing: Routing, shape: GroupShape) -> list[Way]:

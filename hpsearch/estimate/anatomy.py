@@ -122,7 +122,19 @@ def _experts(graph: Graph, region: ExpertRegion) -> Experts:
     top_k = values[chosen[-1].outputs[0]].fixed[-1] if chosen else 1
     tokens = graph.elements(chosen[-1].outputs[0]) / top_k if chosen else 0.0
     bias = any(len(values[v].fixed) == 2 and values[v].fixed[0] == count for v in _params_in(graph, region))
-    return Experts(count, top_k, tokens, width, ffn, up == 2 * ffn, bias)
+    return Experts(count, top_k, tokens, width, ffn, up == 2 * ffn, bias, *_limits(graph, chosen, count))
+
+
+def _limits(graph: Graph, chosen: Sequence[Op], experts: int) -> tuple[int, int]:
+    """(groups of experts, of how many of them a token's may be). A router that is limited ranks the groups by a score
+    each, in front of the experts: a top-k over as many numbers a token as there are groups."""
+    values = graph.piece.values
+    for op in chosen[:-1]:
+        scores, best = values[op.inputs[0]].fixed, values[op.outputs[0]].fixed[-1]
+        same_form = len(scores) == len(values[chosen[-1].inputs[0]].fixed)
+        if same_form and 1 < scores[-1] < experts and experts % scores[-1] == 0 and best < scores[-1]:
+            return scores[-1], best
+    return 1, 1
 
 
 def _params_in(graph: Graph, region: ExpertRegion) -> Sequence[str]:

@@ -248,7 +248,7 @@ def check_shape(shape: ModelShape, layout: ParallelLayout) -> None:
         if kind == "mlp":
             _divides("tp", layout.tp, "feed-forward width", own.ffn)
         if kind == "moe":
-            _divides("ep", layout.ep, "experts", own.experts)
+            _divides("ep", layout.ep, "experts", own.experts, layout.dp * layout.cp * layout.tp)
             _divides("etp", layout.etp, "expert width", own.moe_ffn)
     _divides("cp", layout.cp, "sequence length", layout.seq_len)
     chunks = layout.pp * layout.vpp
@@ -262,10 +262,11 @@ def check_shape(shape: ModelShape, layout: ParallelLayout) -> None:
             raise LegalityError("layout", f"{axis} = {degree}, but {shape.name} has no experts", f"Leave {axis} away.")
 
 
-def _divides(axis: str, degree: int, what: str, size: int) -> None:
+def _divides(axis: str, degree: int, what: str, size: int, ranks: int = 0) -> None:
+    """`ranks`: over which the axis is folded, and whose number it divides too."""
     if size % degree:
-        legal = [d for d in range(1, size + 1) if size % d == 0][:12]
+        legal = [d for d in range(1, size + 1) if size % d == 0 and (ranks or d) % d == 0]
         raise LegalityError(
             "layout", f"expected {axis} to divide {what} = {size}, but {axis} = {degree}",
-            f"Legal degrees of {axis}: {', '.join(map(str, legal))}{', …' if legal[-1] < size else ''}.",
+            f"Legal degrees of {axis}: {', '.join(map(str, legal[:12]))}{', …' if len(legal) > 12 else ''}.",
         )  # fmt: skip

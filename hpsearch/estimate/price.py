@@ -7,12 +7,12 @@ machines of one generation, by a product of two small arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.cluster import Cluster
+from hpsearch.cluster.dispatch import parts_met
 from hpsearch.cluster.efficiency import Efficiency
 from hpsearch.cluster.tier import memory_domain
 from hpsearch.estimate.parallel import ParallelLayout
@@ -229,17 +229,17 @@ def exchange_s(work: Work, layout: ParallelLayout, cluster: Cluster) -> float:
     """One dispatch (or combine), with one copy of a token for each expert it goes to.
 
     A dispatcher that deduplicates sends one copy to each domain of a tier that has any of the token's experts, and
-    copies inside: of k experts spread over D domains, D(1 - C(E-E/D, k)/C(E, k)) are met.
+    copies inside; `parts_met` says how many domains that are.
     """
     if not layout.dedup:
         return cluster.collective("all_to_all", work.ep_bytes, layout.ep, layout.etp).seconds
-    experts, k = work.ep_spread
+    experts, k, *groups = work.ep_spread
     shape = cluster.shape(layout.ep, layout.etp)
     seconds, units = 0.0, layout.ep
     for tier, count in zip(cluster.tiers, shape.counts, strict=True):
         parents = count if count > 0 else units
         if units > parents:
-            met = units * (1 - comb(experts - experts // units, k) / comb(experts, k))
+            met = parts_met(units, experts, k, *groups)
             away = met * (1 - parents / units)
             seconds = max(seconds, tier.latency_s + work.ep_bytes / k * away / tier.rate)
         units = parents

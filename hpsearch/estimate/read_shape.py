@@ -203,6 +203,7 @@ def _routed(shape: ModelShape, unit: Experts, linears: Sequence[Linear]) -> Mode
     return replace(
         shape, experts=unit.experts, top_k=unit.top_k, moe_ffn=unit.ffn, moe_gated=unit.gated, shared_ffn=shared,
         moe_latent=unit.width if unit.width != shape.hidden else 0, expert_bias=unit.bias,
+        expert_groups=unit.groups, most_groups=unit.most_groups,
     )  # fmt: skip
 
 

@@ -57,6 +57,9 @@ class ModelShape:
     """Rows of a learned position table; 0 with rotary positions."""
     experts: int = 0
     top_k: int = 0
+    expert_groups: int = 1
+    most_groups: int = 1
+    """Of how many of the groups the experts of a token may be."""
     moe_ffn: int = 0
     shared_ffn: int = 0
     """FFN width of the shared expert; 0 without one."""

@@ -50,6 +50,9 @@ class Experts:
     ffn: int
     gated: bool
     bias: bool
+    groups: int = 1
+    most_groups: int = 1
+    """Of how many groups of experts those of a token may be."""
 
 
 @dataclass(frozen=True)

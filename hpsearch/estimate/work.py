@@ -60,8 +60,8 @@ class Work:
     """What a cp rank sends in the forward to have all tokens of some heads, and to have its tokens back."""
     ep_bytes: float = 0.0
     """Bytes a rank sends in dispatch, and again in combine, of the forward; one copy for each chosen expert."""
-    ep_spread: tuple[int, int] = (1, 1)
-    """Experts, and how many a token goes to."""
+    ep_spread: tuple[int, int, int, int] = (1, 1, 1, 1)
+    """Experts, how many a token goes to, groups of them, and of how many groups these are at most."""
     saved: float = 0.0
     saved_parts: dict[str, float] = field(default_factory=dict)
     """Of `saved`, what selective recompute of a part drops."""
@@ -313,7 +313,8 @@ def moe(shape: ModelShape, layout: ParallelLayout) -> Work:
     work.kernels_backward += 24
     work.stalls_forward, work.stalls_backward = expert_stalls(layout, experts)
     if layout.ep > 1:
-        work.ep_bytes, work.ep_spread = 2.0 * width * routed, (shape.experts, shape.top_k)
+        work.ep_bytes = 2.0 * width * routed
+        work.ep_spread = (shape.experts, shape.top_k, shape.expert_groups, shape.most_groups)
     if shape.shared_ffn:
         tokens, g = float(layout.tokens), shape.shared_ffn / layout.tp
         add_linear(work, layout, tokens, halves * g, h)

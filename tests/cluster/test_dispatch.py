@@ -22,6 +22,36 @@ def test_parts_met_equal_those_of_all_drawings(parts: int, experts: int, top_k: 
     assert parts_met(parts, experts, top_k) == pytest.approx(mean)
 
 
+@pytest.mark.parametrize(
+    ("parts", "experts", "top_k", "groups", "most"),
+    [
+        (4, 8, 2, 4, 2),
+        (2, 8, 3, 4, 2),
+        (8, 8, 2, 2, 1),
+        (3, 12, 2, 4, 2),
+        (4, 12, 3, 3, 2),
+        (1, 6, 2, 3, 1),
+        (2, 4, 2, 2, 2),
+    ],
+)
+def test_parts_met_by_limited_routing_equal_those_of_all_drawings(
+    parts: int, experts: int, top_k: int, groups: int, most: int
+) -> None:
+    """Groups first, then experts inside them; parts may hold pieces of groups, or several."""
+    met, each = [], experts // groups
+    for chosen in combinations(range(groups), most):
+        inside = [e for e in range(experts) if e // each in chosen]
+        met += [len({e * parts // experts for e in draw}) for draw in combinations(inside, top_k)]
+    assert parts_met(parts, experts, top_k, groups, most) == pytest.approx(sum(met) / len(met))
+
+
+def test_limits_that_cannot_be() -> None:
+    with pytest.raises(ClusterError, match=r"9 of 8 groups of 256 experts: expected equal groups, and one to all"):
+        parts_met(8, 256, 8, 8, 9)
+    with pytest.raises(ClusterError, match=r"top 8 of 4 experts: expected 1 to all of those that a token may go to"):
+        parts_met(8, 32, 8, 8, 1)
+
+
 def test_both_ways_by_hand(toy: Cluster) -> None:
     """4 nodes of 8 at 100 GB/s and 1 us, 10 GB/s and 10 us between; 1,000 tokens of 10 kB, top 2 of 32 experts: 20 MB a
     rank in 2 copies each; 24 of 32 ranks stand in other nodes, 7 in one's own."""
@@ -61,5 +91,5 @@ def test_three_tiers(deep: Cluster) -> None:
 def test_routings_that_cannot_be(toy: Cluster) -> None:
     with pytest.raises(ClusterError, match=r"30 experts over 4 parts: expected equal shares, but 30 / 4 is not whole"):
         parts_met(4, 30, 2)
-    with pytest.raises(ClusterError, match=r"top 9 of 8 experts: expected 1 to all of them"):
+    with pytest.raises(ClusterError, match=r"top 9 of 8 experts: expected 1 to all of those"):
         parts_met(4, 8, 9)

@@ -99,6 +99,8 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
         top_k=int(_first(config, "num_experts_per_tok", "experts_per_token") or 0),
+        expert_groups=int(config.get("n_group") or (8 if kind == "deepseek_v3" else 1)),  # as the class fills in
+        most_groups=int(config.get("topk_group") or (4 if kind == "deepseek_v3" else 1)),
         moe_ffn=moe_ffn,
         shared_ffn=moe_ffn * int(config.get("n_shared_experts") or 0),
         mla=_mla_of_config(config),

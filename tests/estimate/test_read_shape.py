@@ -32,7 +32,7 @@ DEEPSEEK = DENSE | {
     "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_key_value_heads": 8, "head_dim": 4,
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1,
-    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
 }  # fmt: skip
 GPT_OSS = DENSE | {
     "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "intermediate_size": 64, "num_local_experts": 8,
@@ -106,6 +106,13 @@ def test_latent_attention_and_shared_experts() -> None:
     moe = shape.of("moe")
     assert (moe.experts, moe.top_k, moe.moe_ffn, moe.shared_ffn, moe.moe_gated) == (8, 2, 48, 48, True)
     assert shape.active_params == shape.total_params - 3 * 6 * 3 * 64 * 48
+
+
+def test_routing_limited_to_groups() -> None:
+    """Read off the router's own top-k over groups; a router without one draws from all."""
+    for name, wanted in {"deepseek": (4, 2), "qwen3_moe": (1, 1)}.items():
+        experts = sized(name, "moe")
+        assert (experts.expert_groups, experts.most_groups) == wanted
 
 
 def test_windows_in_half_of_the_layers_and_experts_with_biases() -> None:
