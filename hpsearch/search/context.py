@@ -28,7 +28,12 @@ def with_exchanges(mesh: Mesh, model: ModelGraph, fix: Fix) -> list[Mesh]:
         )
     causal = any(graph.causal for graph, _ in model.pieces())
     found_meshes = []
-    for kind in EXCHANGES if fix.cp_kind is None else (fix.cp_kind,):
+    fused = any(is_attention(op) for graph, _ in model.pieces() for op in graph.ops)
+    if not fused and fix.cp_kind not in (None, "gathered"):
+        problem = f"expected a fused attention to pass blocks through, but {model.name} has none"
+        raise LegalityError(f"fix cp_kind={fix.cp_kind}", problem, "Choose gathered.")
+    kinds = EXCHANGES if fused else ("gathered",)
+    for kind in kinds if fix.cp_kind is None else (fix.cp_kind,):
         why = _odd_heads(model, mesh) if kind == "ulysses" else ""
         if why and fix.cp_kind:
             raise LegalityError(f"fix cp_kind={kind}", why, "Choose gathered or ring, or another degree.")

@@ -209,22 +209,26 @@ class _Propagation:
                 return rule
         return None
 
-    def _preference(self, graph: OpGraph, op: Op, rule: Rule, values: dict[str, Placement]) -> tuple[float, int, float]:
-        """Bytes to move, results that are whole, elements computed; infinite for a rule that is not open."""
+    def _preference(
+        self, graph: OpGraph, op: Op, rule: Rule, values: dict[str, Placement]
+    ) -> tuple[float, int, float, int]:
+        """Bytes to move, results that are whole, elements computed, dims that are cut; infinite for a rule that is not
+        open. Of a product of queries and keys queries, the earlier dim, stay cut."""
         moved = 0.0
         for name, text in zip(op.inputs, rule[0], strict=True):
             source, target, value = values[name], Placement.parse(text), graph.values[name]
             if not is_reachable(source, target) or not self._may(op, rule, value, source, target):
-                return (float("inf"), 0, 0.0)
+                return (float("inf"), 0, 0.0, 0)
             moved += TRAFFIC[kind_between(source, target)] * value.nbytes(self.rows)
-        whole, computed = 0, 0.0
+        whole, computed, dims = 0, 0.0, 0
         for name, text in zip(op.outputs, rule[1], strict=True):
             value, placement = graph.values[name], Placement.parse(text)
             if placement.is_shard and not self._divides(value, placement.dim):
-                return (float("inf"), 0, 0.0)
+                return (float("inf"), 0, 0.0, 0)
             whole += placement.is_replicate
+            dims += max(placement.dim, 0)
             computed += value.nbytes(self.rows) * (0.5 if placement.is_shard else 1.0)
-        return (moved, whole, computed)
+        return (moved, whole, computed, dims)
 
     def _may(self, op: Op, rule: Rule, value: Value, source: Placement, target: Placement) -> bool:
         if target.is_shard and not self._divides(value, target.dim):
