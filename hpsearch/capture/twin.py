@@ -11,7 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 
 from hpsearch.errors import CaptureError
 
-COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+COMPUTE_DTYPE = {
+    **dict.fromkeys(("bf16", "bf16_grads", "fp8"), torch.bfloat16), "fp32": torch.float32, "fp64": torch.float64,
+}  # fmt: skip
 """Dtype in which floating parameters are used, by recipe."""
 
 

@@ -13,6 +13,7 @@ from hpsearch.cost.host import copies_s, hinge, states_s, unhidden_s
 from hpsearch.cost.job import Job, optimizer_states
 from hpsearch.cost.op_time import Floats, NodeKey, local_elements
 from hpsearch.cost.saved import buffer_bytes, saved_bytes
+from hpsearch.cost.scales import scales_s
 from hpsearch.cost.storage import Storage
 from hpsearch.cost.tokens import tokens_s
 from hpsearch.graph import ITEM_BYTES
@@ -87,6 +88,7 @@ class Assembly:
             op = self.space.graphs[key[0]].step(key[1])
             waits_s = exchange_s(self.space, key, self.seconds[key], self.mesh, self.job, self.eta, self.on_path_s)
             waits_s = waits_s + tokens_s(self.space, key, self.mesh, self.job, self.on_path_s)
+            waits_s = waits_s + scales_s(self.space, key, self.mesh, self.job, self.on_path_s)
             return (self.seconds[key] + waits_s) * (node.count * m * self.job.runs(key[0], op.phase))
         if node.kind == "param":
             return np.array([node.count * self.param_s(key, storage) for storage in self.kept[key]])

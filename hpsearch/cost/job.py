@@ -10,7 +10,7 @@ from hpsearch.layout import Mesh
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which dtype each kind of tensor has."""
+    """Which dtype each kind of tensor has. `fp8`: products of `graph.scaled` are in 8 bits, all else is as in bf16."""
 
     name: str
     compute: str
@@ -23,6 +23,8 @@ class Recipe:
 
 RECIPES = {
     "bf16": Recipe("bf16", "bfloat16", "float32", "float32"),
+    "bf16_grads": Recipe("bf16_grads", "bfloat16", "float32", "bfloat16"),
+    "fp8": Recipe("fp8", "bfloat16", "float32", "float32"),
     "fp32": Recipe("fp32", "float32", "float32", "float32"),
     "fp64": Recipe("fp64", "float64", "float64", "float64"),
 }

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from hpsearch.cluster import Cluster
 from hpsearch.graph import ITEM_BYTES, Call, Op, OpGraph, Rule, Value
+from hpsearch.graph.scaled import FORWARD, scaled_products
 from hpsearch.layout import Mesh, Placement
 from hpsearch.strategy import Node, SearchSpace
 
@@ -39,7 +40,7 @@ class _Batch:
         if self.rows:
             seconds = formula(*np.array(self.rows, dtype=np.float64).T)
             for (key, state), value in zip(self.places, np.asarray(seconds).tolist(), strict=True):
-                into[key][state] = value
+                into[key][state] += value
 
 
 def local_elements(value: Value, rows: int, cuts: Iterable[tuple[int, Placement]]) -> int:
@@ -57,6 +58,7 @@ def op_seconds(space: SearchSpace, cluster: Cluster, rows: int, mesh: Mesh) -> d
     matmuls: dict[str, _Batch] = {}
     attentions: dict[str, _Batch] = {}
     moved = _Batch()
+    scaled = {name: scaled_products(space.model, graph) for name, graph in space.graphs.items()}
     for key, node in space.nodes.items():
         if node.kind != "op":
             continue
@@ -68,7 +70,10 @@ def op_seconds(space: SearchSpace, cluster: Cluster, rows: int, mesh: Mesh) -> d
         for state in range(len(node.rules)):
             local = _LocalOp(space, graph, op, node, state, rows, mesh)
             dtype = local.dtype
-            if op.kind == "matmul":
+            if op.name in scaled[key[0]]:
+                matmuls.setdefault(FORWARD, _Batch()).add(key, state, *local.gemm())
+                moved.add(key, state, local.rounded_bytes())
+            elif op.kind == "matmul":
                 matmuls.setdefault(dtype, _Batch()).add(key, state, *local.gemm())
             elif op.kind in ("attention", "conv"):
                 attentions.setdefault(dtype, _Batch()).add(key, state, local.flops(), local.bytes_moved())
@@ -117,6 +122,11 @@ class _LocalOp:
 
     def bytes_moved(self) -> int:
         return sum(local_elements(value, self.rows, cuts) * ITEM_BYTES[value.dtype] for value, cuts in self._placed)
+
+    def rounded_bytes(self) -> int:
+        """Of a product in 8 bits: both operands are read for their largest elements, read again, and written."""
+        operands = self._placed[: len(self.op.inputs)]
+        return sum(local_elements(v, self.rows, cuts) * (2 * ITEM_BYTES[v.dtype] + 1) for v, cuts in operands)
 
     def flops(self) -> float:
         """FLOPs of the whole op over the ways it is split; a rule without a cut computes all of it."""

@@ -233,7 +233,7 @@ class ModelGraph:
     `mean_over_targets`: a mean over the valid targets of `targets`; averaged, once all have equally many.
     `whole`: none of these is proved; only one micro-batch is right."""
     recipe: str
-    """bf16, fp32 or fp64."""
+    """bf16, bf16_grads, fp8, fp32 or fp64."""
     limits: dict[str, int] = field(default_factory=dict)
     """Named sizes of the config that bound a degree: num_attention_heads, num_key_value_heads, vocab_size, …"""
     rows: int = 0

@@ -24,6 +24,7 @@ from hpsearch.lower.context_ulysses import ulysses_attention, ulysses_attention_
 from hpsearch.lower.dropout import dropout
 from hpsearch.lower.experts import combine, combine_backward, dispatch, dispatch_backward, route
 from hpsearch.lower.local_ops import cut, cut_rows, join, join_rows, mask, pad, split, split_rows, trim
+from hpsearch.lower.scaled import amax, scaled_einsum
 
 c10d = torch.ops._c10d_functional'''
 

@@ -154,8 +154,8 @@ class Bound:
     def finish(self) -> dict[str, Tensor]:
         """Ends the step: outstanding reductions, then the gradient of every trainable parameter as it is stored.
 
-        Gradients are in the reduce dtype (the master dtype), each in memory of its own. Parameters gathered for the
-        whole step are let go.
+        Gradients are in the master dtype, added up in the reduce dtype, each in memory of its own. Parameters gathered
+        for the whole step are let go.
         """
         with self._unless_it_fails():
             places = [i for i, does in enumerate(self._does) if does.reduces]
@@ -165,7 +165,8 @@ class Bound:
                 self._advance(place, "reduce", to_the_end=True)
             if self._sums:
                 raise InternalError("finish", f"gradients left over: {sorted(self._sums)}")
-            grads = {fqn: self._reduced[fqn].value for fqn in self._slots if fqn in self._reduced}
+            found = ((fqn, self._reduced.pop(fqn).value) for fqn in self._slots if fqn in self._reduced)
+            grads = {fqn: value.to(self._slots[fqn].master_dtype) for fqn, value in found}
             self._reduced.clear()
             self._gathered.clear()
             return _own_memory(grads)
@@ -346,7 +347,7 @@ class Bound:
         grads = self._run("backward_weight", unit, piece, piece.backward.weight, batch, batch.kept.pop(place))
         for local, grad in grads.items():
             fqn = self.program.fqn(unit, local)
-            grad = grad.to(self._slots[fqn].master_dtype)
+            grad = grad.to(self._slots[fqn].reduce_dtype)
             _add(self._sums, (fqn, str(piece.uses[local].gradient)), grad)
 
     def _issue_reduce(self, place: int, due: Callable[[ParamSlot], bool]) -> None:

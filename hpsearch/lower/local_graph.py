@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree
 from hpsearch.errors import InternalError, LoweringError
 from hpsearch.graph import Call, Op, OpGraph
 from hpsearch.graph.routed import ROUTE
+from hpsearch.graph.scaled import Formats
 from hpsearch.layout import Layout, Mesh
 from hpsearch.lower import expert_calls
 from hpsearch.lower.context_calls import CONTEXT_FUNCTIONS, context_axis, context_call, context_sent
@@ -26,6 +28,7 @@ from hpsearch.lower.dropout import number_of
 from hpsearch.lower.localize import localize
 from hpsearch.lower.redistribution import redistribute_value
 from hpsearch.lower.render import Local, render, render_call
+from hpsearch.lower.scaled import emit_scaled
 from hpsearch.lower.stage_graph import VALUE
 from hpsearch.lower.statement import LocalValue, Sent, Statement
 from hpsearch.plan.decisions import GraphDecisions
@@ -47,20 +50,27 @@ class LocalGraph:
         return self.values[value].layout
 
 
-def localize_graph(decisions: GraphDecisions, traced: fx.Graph, mesh: Mesh) -> LocalGraph:
-    """A graph (`decisions.graph` are its facts, `traced` has its arguments) as each rank runs it.
+def localize_graph(
+    decisions: GraphDecisions,
+    traced: fx.Graph,
+    mesh: Mesh,
+    scaled: Mapping[str, Formats] | None = None,
+    rows: int = 0,
+) -> LocalGraph:
+    """A graph (`decisions.graph` are its facts, `traced` has its arguments) as each rank runs it; `scaled`: products
+    in 8 bits, with the formats of their operands, at `rows` of a micro-batch.
 
     Raises LoweringError for a cut that is not even.
     """
-    work = _Localization(decisions, mesh)
+    work = _Localization(decisions, mesh, scaled or {}, rows)
     for node in traced.nodes:
         work.visit(node)
     return LocalGraph(decisions.graph, tuple(work.statements), work.values)
 
 
 class _Localization:
-    def __init__(self, decisions: GraphDecisions, mesh: Mesh) -> None:
-        self.graph, self.decisions, self.mesh = decisions.graph, decisions, mesh
+    def __init__(self, decisions: GraphDecisions, mesh: Mesh, scaled: Mapping[str, Formats], rows: int) -> None:
+        self.graph, self.decisions, self.mesh, self.scaled, self.rows = decisions.graph, decisions, mesh, scaled, rows
         self.steps = {step.name: step for step in self.graph.steps}
         self.spread = expert_calls.spread_axes(decisions)
         self.statements: list[Statement] = []
@@ -144,6 +154,11 @@ class _Localization:
             self._check_even(f"{op.name} (operand {operand.name})", operand.shape, operand.layout)
         shapes = [tuple(t.shape) for t in _slots(node) if isinstance(t, torch.Tensor)]
         outputs = [self._result_shape(v, shape, operands) for v, shape in zip(op.outputs, shapes, strict=True)]
+        if op.name in self.scaled:
+            (name,) = self._define_results(node, op.outputs)
+            formats = self.scaled[op.name]
+            self.statements += emit_scaled(self.graph, op, formats, operands, self.rows, name, self.mesh)
+            return
         args, kwargs = self._with_names(node, op, operands)
         function = expert_calls.function_of(self.decisions, op)
         along = context_axis(self.decisions, op, self.mesh)
@@ -276,7 +291,7 @@ def is_view(target: Any) -> bool:
 _PRELUDE = (
     "torch", "c10d", "einsum", "attention", "attention_backward", "split", "join", "cut", "mask", "pad", "trim",
     *expert_calls.FUNCTIONS.values(), *CONTEXT_FUNCTIONS, "split_rows", "join_rows", "cut_rows",
-    "extent", "groups", "coordinate", "dropout", "draws",
+    "extent", "groups", "coordinate", "dropout", "draws", "amax", "scaled_einsum",
     "device", "params", "buffers", "inputs", "saved", "kept", "tangents", "given", "made", "reduce_loss",
 )  # fmt: skip
 RESERVED = frozenset((*_PRELUDE, *keyword.kwlist, *dir(builtins)))

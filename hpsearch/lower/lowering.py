@@ -19,6 +19,7 @@ from torch import fx
 from hpsearch.cost.offload import STAGED, moved
 from hpsearch.errors import LoweringError
 from hpsearch.graph import ModelGraph, OpGraph
+from hpsearch.graph.scaled import scaled_products
 from hpsearch.layout import Layout, Mesh
 from hpsearch.lower.actions import Action, UnitParams, make_actions
 from hpsearch.lower.emit import HEADER, emit_reduce_loss
@@ -60,7 +61,10 @@ def lower(captured: Captured, plan: Plan) -> ParallelProgram | PipelineProgram:
     refuse_random(model, captured.fx, plan)
     decisions = decisions_of(plan.file, model)
     outer_name = model.outer.name
-    local = {n: localize_graph(decisions[n], captured.fx[n], mesh) for n in model.blocks}
+    local = {
+        name: localize_graph(decisions[name], captured.fx[name], mesh, scaled_products(model, b), plan.micro_batch_rows)
+        for name, b in model.blocks.items()
+    }
     names = {name: _python_name(name) for name in local}
     blocks = {n: block_piece(names[n], block, _uses(block, model, plan, n)) for n, block in local.items()}
     if plan.file.pipeline is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hpsearch.cost.job import RECIPES
 from hpsearch.errors import LoweringError
 from hpsearch.graph import Param
 from hpsearch.layout import Layout, Mesh
@@ -18,8 +19,10 @@ from hpsearch.lower.redistribution import redistribute_value
 from hpsearch.lower.statement import LocalValue, Statement
 from hpsearch.plan.schema import ParamEntry
 
-MASTER_DTYPE = {"bf16": "float32", "fp32": "float32", "fp64": "float64"}
-"""Dtype of parameters at rest, of gradient reductions and of optimizer state, by recipe."""
+MASTER_DTYPE = {name: recipe.master for name, recipe in RECIPES.items()}
+"""Dtype of parameters at rest and of optimizer state, by recipe."""
+REDUCE_DTYPE = {name: recipe.reduce for name, recipe in RECIPES.items()}
+"""Dtype in which gradients are added up, over micro-batches and ranks, by recipe."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class ParamSlot:
     stored: Layout
     """Layout at rest, of the gradient that comes back too. Cuts may be uneven (torch.chunk), pieces may be empty."""
     master_dtype: torch.dtype
+    reduce_dtype: torch.dtype
     compute_dtype: torch.dtype
     trainable: bool
     pattern: str
@@ -67,6 +71,7 @@ def make_slot(param: Param, entry: ParamEntry, recipe: str) -> ParamSlot:
         shape=param.shape,
         stored=Layout.parse(entry.stored),
         master_dtype=torch_dtype(MASTER_DTYPE[recipe]),
+        reduce_dtype=torch_dtype(REDUCE_DTYPE[recipe]),
         compute_dtype=torch_dtype(param.dtype),
         trainable=param.trainable,
         pattern=entry.pattern,
@@ -101,7 +106,7 @@ def make_use(
     gather = _rounds([cast, *moved], value.name)
     reduce: tuple[tuple[Statement, ...], ...] = ()
     if gradient is not None:
-        dtype = MASTER_DTYPE[recipe]
+        dtype = REDUCE_DTYPE[recipe]
         raw = _cast(f"{value.name}__cast", f"{value.name}__grad", dtype, "reduce")
         back = redistribute_value(
             LocalValue(raw.writes[0], value.shape, dtype, gradient),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from hpsearch.graph import ITEM_BYTES, ModelGraph
+from hpsearch.graph import ITEM_BYTES, ModelGraph, Op
 from hpsearch.graph.routed import rows_of
+from hpsearch.graph.scaled import scale_messages, scaled_products
 from hpsearch.layout import Collective, Layout, Mesh, redistribute
 from hpsearch.plan.decisions import GraphDecisions, decisions_of
 from hpsearch.plan.schema import CollectiveEntry, ParamEntry, PlanFile
@@ -24,6 +25,7 @@ def traffic(
     found: list[CollectiveEntry] = []
     for graph, count in model.pieces():
         found += _activations(file, decisions[graph.name], count, mesh, seconds)
+        found += _scales(file, model, decisions[graph.name], count, mesh, seconds)
     for entry in file.parameters:
         found += _parameter(file, model, entry, mesh, dtypes, seconds)
     found += _loss(file, decisions[model.outer.name], mesh, seconds)
@@ -61,6 +63,20 @@ def _activations(
                 calls=count * runs * file.job.micro_batches,
                 seconds=seconds(c),
             )
+
+
+def _scales(
+    file: PlanFile, model: ModelGraph, placed: GraphDecisions, count: int, mesh: Mesh, seconds: Seconds
+) -> Iterator[CollectiveEntry]:
+    """Products in 8 bits of which an axis cuts what is summed over."""
+    graph, rows = placed.graph, file.job.global_batch // file.job.micro_batches
+    for name in scaled_products(model, graph):
+        op = graph.step(name)
+        assert isinstance(op, Op)
+        runs = 2 if op.phase == "forward" and file.job.recompute.get(graph.name) == "full" else 1
+        layouts = [read.layout for read in placed.reads(op)]
+        for _, c in scale_messages(graph, op, layouts, rows, mesh.sizes):
+            yield _entry(c, op.phase, f"{graph.name}/{name}", "float32", count * runs * file.job.micro_batches, seconds)
 
 
 def _parameter(

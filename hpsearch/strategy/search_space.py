@@ -9,10 +9,11 @@ with the number of calls as weight. Nothing here has a price.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from hpsearch.graph import Call, ModelGraph, Op, OpGraph, Rule, Value
+from hpsearch.graph.scaled import scaled_products
 from hpsearch.layout import REPLICATE, ROLES, Layout, Mesh, Placement, shard
 from hpsearch.strategy.attention import is_attention
 from hpsearch.strategy.data_axes import DataPlacements, Followed, propagate_all
@@ -107,7 +108,8 @@ def enumerate_space(
     graphs = {graph.name: graph for graph, _ in model.pieces()}
     nodes: dict[NodeKey, Node] = {}
     for graph, count in model.pieces():
-        for node in _nodes(graph, count, _Cutter(graph, tp, ep, cp, sequence.get(graph.name)), data[graph.name]):
+        cutter = _Cutter(graph, tp, ep, cp, sequence.get(graph.name))
+        for node in _nodes(graph, count, cutter, data[graph.name], scaled_products(model, graph)):
             nodes[node.key] = node
     return SearchSpace(model, tp, nodes, tuple(_edges(model, graphs)), followed, graphs, ep, cp)
 
@@ -152,7 +154,10 @@ class _Cutter:
         return self.tp > 1 or all(text == "R" for text in rule[0] + rule[1])
 
 
-def _nodes(graph: OpGraph, count: int, cutter: _Cutter, data: DataPlacements) -> Iterator[Node]:
+def _nodes(
+    graph: OpGraph, count: int, cutter: _Cutter, data: DataPlacements, scaled: Collection[str]
+) -> Iterator[Node]:
+    """`scaled`: products in 8 bits, whose operands are never addends: a sum is not rounded as its addends are."""
     inputs, tangents = set(graph.inputs), set(graph.tangents)
     outer = graph.name == "outer"
     param_values = set(graph.params.values())
@@ -169,6 +174,8 @@ def _nodes(graph: OpGraph, count: int, cutter: _Cutter, data: DataPlacements) ->
             yield Node((graph.name, name), "buffer", _WHOLE, count)
     for op in graph.ops:
         rules = tuple(rule for rule in graph.rules_of(op) if cutter.is_legal(op, rule))
+        if op.name in scaled:
+            rules = tuple(rule for rule in rules if "P" not in rule[0])
         yield Node((graph.name, op.name), "op", rules, count)
 
 

@@ -63,7 +63,7 @@ USAGE = [
     ([*PLAN, "--seq-len", 8, "--model", ":build"], "expected module:callable, but got ':build'"),
     ([*PLAN, "--seq-len", 8, "--model", "json:nothing"], "json has no nothing"),
     ([*PLAN, "--seq-len", 8, "--model", "json:__name__"], "but json:__name__ is str"),
-    ([*PLAN, "--seq-len", 8, "--recipe", "fp8"], "expected one of bf16, fp32, fp64, but got 'fp8'"),
+    ([*PLAN, "--seq-len", 8, "--recipe", "fp4"], "expected one of bf16, bf16_grads, fp8, fp32, fp64, but got 'fp4'"),
 ]
 
 

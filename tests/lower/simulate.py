@@ -66,8 +66,10 @@ class Collectives:
         return total.chunk(size, 0)[group.index(self.rank)].clone()  # type: ignore[union-attr]
 
     def all_reduce(self, x: Tensor, op: str, group: tuple[int, ...]) -> Tensor:
-        assert op == "sum"
+        assert op in ("sum", "max")
         self.log.append(("all_reduce", group, x.nbytes))
+        if op == "max":
+            return torch.stack(self._meet("all_reduce", group, x)).amax(0)
         return sum(self._meet("all_reduce", group, x))  # type: ignore[return-value]
 
     def all_to_all_single(self, x: Tensor, out: list[int], into: list[int], group: tuple[int, ...]) -> Tensor:

@@ -100,7 +100,7 @@ EDITS: list[tuple[str, Callable[[Tree], None], str]] = [
     ("stride", put("mesh", 1, "stride", value=1), "mesh: axis dp_shard has stride 1, expected 2. Strides follow from the degrees: tp on neighbouring ranks, then cp, ep, dp_shard, dp_replicate."),
     ("batch", put("job", "micro_batches", value=3), "job: global batch 8: expected a multiple of micro_batches x data ranks = 3 x 2 = 6, but 8 % 6 = 2. Legal micro_batches on 2 data ranks: [1, 2, 4]; the next legal global batch is 12."),
     ("no micro-batch", put("job", "micro_batches", value=0), "job.micro_batches: expected at least 1, but found 0. Correct it."),
-    ("recipe", put("job", "recipe", value="fp8"), "job.recipe: unknown 'fp8'. Recipes are bf16, fp32, fp64."),
+    ("recipe", put("job", "recipe", value="fp4"), "job.recipe: unknown 'fp4'. Recipes are bf16, bf16_grads, fp8, fp32, fp64."),
     ("optimizer", put("job", "optimizer", value="shampoo"), "job.optimizer: unknown 'shampoo'. Optimizers are adamw, adam, sgd, momentum."),
     ("recompute", put("job", "recompute", "Layer", value="some"), "job.recompute: Layer is 'some'. Expected none or full."),
     ("block", put("job", "recompute", "Loyer", value="full"), "job.recompute: no graph is called 'Loyer'. Graphs of this plan: Layer, outer."),
