@@ -1,8 +1,9 @@
 """The best layout of a space, and the proof how good it is: bounds for all, exact prices for the few that may win.
 
     1. every inside is priced, every outside gets the bound of a pipeline without memory     (arrays)
-    2. the most promising get the bound over all cuts and recomputed layers                  (arrays, in batches)
-    3. of those, the most promising are cut, fitted into memory and simulated                (one by one)
+    2. the most promising get a look at the memory of some rank                              (arrays, in batches)
+    3. of those, the most promising get the bound over all cuts and recomputed layers        (arrays, in batches)
+    4. of those, the most promising are cut, fitted into memory and simulated                (one by one)
 
 until no bound is below the best simulated step. Nothing is dropped but by a bound, so the least bound left says how
 much better any layout of the space could be.
@@ -31,7 +32,7 @@ from hpsearch.space.unlike import Placed, Unlike
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 BATCH = 4096
-"""Layouts whose second bound is computed together."""
+"""Layouts whose bounds are computed together, at most."""
 SIMPLER_WITHIN = 0.01
 """A simpler layout this little slower is chosen over the best."""
 
@@ -127,7 +128,7 @@ class _Candidates:
             numbers, inverse = np.unique(part.number[at[here]], return_inverse=True)
             inside[here] = inverse + len(insides)
             insides += [(part.slot, number) for number in numbers.tolist()]
-        return _Some(insides, inside, rows)
+        return _Some(insides, inside, rows, self.bound_s[start:stop])
 
 
 @dataclass(frozen=True)
@@ -140,10 +141,11 @@ class _Some:
     """Which inside."""
     rows: Ints
     """[layouts, 7] outsides."""
+    bound_s: Floats
 
     def of(self, chosen: list[int]) -> _Some:
         """Some of them."""
-        return _Some(self.insides, self.inside[chosen], self.rows[chosen])
+        return _Some(self.insides, self.inside[chosen], self.rows[chosen], self.bound_s[chosen])
 
     def __iter__(self) -> Iterator[tuple[Slot, int, Row]]:
         """(slot, number of the inside in it, outside)."""
@@ -162,6 +164,8 @@ class _Search:
     considered: int = 0
     least_tried_s: float = float("inf")
     """Least that is proven of those that were solved."""
+    pool: list[tuple[float, int, Row]] = field(default_factory=list)
+    """Looked at, not refined: bound, inside, outside."""
     heap: list[Entry] = field(default_factory=list)
     """Refined, not solved."""
     ways: dict[tuple[int, Row], tuple[Placed, ...]] = field(default_factory=dict)
@@ -217,33 +221,45 @@ class _Search:
                     chosen.setdefault((slot.tp, number, row[0]), i)
                 if len(chosen) >= SEEDS:
                     break
-            for entry in sorted(self.refine(some.of(list(chosen.values())), lambda: True) or ())[:TRIES]:
+            self.look(some.of(list(chosen.values())))
+            for entry in sorted(self.refine(len(chosen), lambda: True) or ())[:TRIES]:
                 self.glance(*entry)
             if self.tried:
                 break
         return bool(self.tried)
 
-    def refine(self, chosen: _Some, goes_on: Callable[[], bool]) -> list[Entry] | None:
-        """(bound over all cuts and recomputed layers, layout, cut) of those that fit and may be better than the best so
-        far; None: had to end."""
-        groups: dict[tuple[int, ...], list[tuple[int, Row]]] = {}
+    def look(self, chosen: _Some) -> None:
+        """Puts those of some layouts into the pool that may be better than the best so far."""
         wanted, inside = np.unique(chosen.inside, return_inverse=True)
         priced = [self.prices.price(slot.inside(at)) for slot, at in (chosen.insides[i] for i in wanted.tolist())]
         numbers = np.array(priced, dtype=np.int64)[inside]
-        near = self.prices.within(numbers, chosen.rows, self.best_s)
-        for number, (_, _, row) in zip(numbers[near].tolist(), chosen.of(near.tolist()), strict=True):
+        bound = np.maximum(chosen.bound_s, self.prices.first_look(numbers, chosen.rows))
+        near = np.flatnonzero(bound < self.best_s).tolist()
+        for bound_s, number, (_, _, row) in zip(
+            bound[near].tolist(), numbers[near].tolist(), chosen.of(near), strict=True
+        ):
+            heapq.heappush(self.pool, (bound_s, number, row))
+
+    def refine(self, count: int, goes_on: Callable[[], bool]) -> list[Entry] | None:
+        """Of the `count` most promising of the pool, (bound over all cuts and recomputed layers, layout, cut) of those
+        that fit and may be better than the best so far; None: had to end, and the pool is as before."""
+        taken = [heapq.heappop(self.pool) for _ in range(min(count, len(self.pool)))]
+        groups: dict[tuple[int, ...], list[tuple[int, Row]]] = {}
+        known = {(number, row): bound_s for bound_s, number, row in taken if bound_s < self.best_s}
+        for number, row in self.prices.with_gathers(list(known), self.best_s):
             if (number, row) not in self.solved:
                 groups.setdefault(() if is_dealt(row) else (row[0], row[1], row[6]), []).append((number, row))
         found: list[Entry] = []
         for key, members in sorted(groups.items()):
             if not goes_on():
+                self.pool = sorted([*self.pool, *taken])
                 return None
             once = np.array([self.prices.around(*one).once_s for one in members])
             how = self.prices.second_bound if key else self.prices.dealt_bound
             pipe_s, cuts = how(members, self.best_s - once)
             for one, bound_s, cut in zip(members, (pipe_s + once).tolist(), cuts, strict=True):
                 if bound_s < self.best_s:
-                    found.append((bound_s, *one, cut))
+                    found.append((max(bound_s, known[one]), *one, cut))
         return list(self._placed(found)) if self.prices.space.cluster.groups else found
 
     def _placed(self, entries: list[Entry]) -> Iterator[Entry]:
@@ -327,26 +343,29 @@ def answers(
     candidates, at, size, heap = _Candidates.of(parts, search.best_s), 0, FIRST, search.heap
 
     def left_s() -> float:
-        return min(candidates.least_s(at), heap[0][0] if heap else float("inf"))
+        return min(candidates.least_s(at), *(queue[0][0] for queue in (search.pool, heap) if queue), float("inf"))
 
     def found() -> Found:
         unseen = int((candidates.bound_s[at:] < search.best_s).sum())
-        return search.found(left_s(), unseen + sum(entry[0] < search.best_s for entry in heap))
+        waiting = [one[0] for one in search.pool] + [one[0] for one in heap]
+        return search.found(left_s(), unseen + sum(bound_s < search.best_s for bound_s in waiting))
 
     dives = False
     while left_s() < min(search.best_s * (1 - gap), float("inf")) and goes_on(left_s()):
-        if heap and (dives or candidates.least_s(at) > heap[0][0]):
+        if heap and (dives or heap[0][0] <= left_s()):
             dives = False
             if search.solve(*heapq.heappop(heap)):
                 yield found()
-            continue
-        stop = min(at + size, len(candidates))
-        refined = search.refine(candidates.some(at, stop), lambda: goes_on(left_s()))
-        if refined is None:
-            break
-        for entry in refined:
-            heapq.heappush(heap, entry)
-        at, size, dives = stop, min(2 * size, BATCH), True  # the best of each batch is solved: it may exclude the next
+        elif candidates.least_s(at) <= left_s():
+            search.look(candidates.some(at, at + BATCH))
+            at += BATCH
+        else:
+            refined = search.refine(size, lambda: goes_on(left_s()))
+            if refined is None:
+                break
+            for entry in refined:
+                heapq.heappush(heap, entry)
+            size, dives = min(2 * size, BATCH), True  # the best of each batch is solved: it may exclude the next
     if not search.tried:
         raise none_fits(search.prices)
     yield found()
@@ -355,7 +374,7 @@ def answers(
 SEEDS, TRIES = 256, 6
 """So many layouts are bounded and so many of them solved, to measure the rest by."""
 FIRST = 32
-"""Layouts of the first batch; each has twice as many as the one before."""
+"""Layouts first refined together; then each time twice as many as before."""
 
 
 def best(space: Space, *, gap: float = 0.0, time_limit_s: float = float("inf"), watch: Watch = _always) -> Found:

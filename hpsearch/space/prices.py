@@ -218,18 +218,25 @@ class Prices:
     def _plain(self, number: int) -> Table:
         return self.table(number, (1, 1, 1, 1, 0, 0, 0))
 
-    def within(self, numbers: Ints, rows: Ints, best_s: float) -> Ints:
-        """Which layouts have a `rough_bound` below `best_s`: insides by number, and the outside of each. Gathers of
-        fully sharded storage are left out at first, unless code that is not fused keeps other tensors then."""
-        sharded = rows[:, 4] == 3
-        first = np.flatnonzero(~sharded | self.space.base.fused)
-        left = np.flatnonzero(sharded & (not self.space.base.fused))
-        if len(first):
-            first = first[self.rough_bound(numbers[first], rows[first], plain=True) < best_s]
-        left = np.concatenate([left, first[sharded[first]]])
-        if len(left):
-            left = left[self.rough_bound(numbers[left], rows[left]) < best_s]
-        return np.sort(np.concatenate([first[~sharded[first]], left]))
+    def first_look(self, numbers: Ints, rows: Ints) -> Floats:
+        """`rough_bound` without gathers of fully sharded storage, unless code that is not fused keeps other tensors
+        under it."""
+        told, found = (rows[:, 4] == 3) & (not self.space.base.fused), np.zeros(len(rows))
+        for plain in (True, False):
+            some = np.flatnonzero(told != plain)
+            if len(some):
+                found[some] = self.rough_bound(numbers[some], rows[some], plain=plain)
+        return found
+
+    def with_gathers(self, members: list[tuple[int, Row]], best_s: float) -> list[tuple[int, Row]]:
+        """Those whose `rough_bound`, gathers of fully sharded storage among it, is below `best_s`."""
+        sharded = [i for i, (_, row) in enumerate(members) if row[4] == 3]
+        if not sharded:
+            return members
+        numbers, rows = np.array([members[i][0] for i in sharded]), np.array([members[i][1] for i in sharded])
+        out = np.flatnonzero(self.rough_bound(numbers, rows) >= best_s).tolist()
+        away = {sharded[i] for i in out}
+        return [one for i, one in enumerate(members) if i not in away]
 
     def rough_bound(self, numbers: Ints, rows: Ints, *, plain: bool = False) -> Floats:
         """Of layouts of any pipelines, what one rank needs; of 1F1B what is paid once. `plain`: without gathers."""
