@@ -15,21 +15,21 @@ import heapq
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.estimate import ParallelLayout
+from hpsearch.space.candidates import Candidates, Part, Some
 from hpsearch.space.cutting import Cutting
 from hpsearch.space.exact import Choice
 from hpsearch.space.prices import Prices, dealt, is_dealt
-from hpsearch.space.refusal import none_fits, none_is_legal
+from hpsearch.space.refusal import none_fits, none_in_time, none_is_legal
 from hpsearch.space.rules import Rules
 from hpsearch.space.space import IN_WORDS, ON_GROUPS, Row, Slot, Space, apart, layouts
 from hpsearch.space.unlike import Placed, Unlike
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 BATCH = 4096
 """Layouts whose bounds are computed together, at most."""
@@ -77,84 +77,6 @@ Watch = Callable[[float, float], bool]
 """Called with the best step so far and the bound, in seconds; False ends the search with the best so far."""
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Layouts of a slot that are not excluded yet, as columns."""
-
-    slot: Slot
-    rows: Ints
-    """Outsides."""
-    number: Ints
-    """Inside in the slot."""
-    row: Ints
-    bound_s: Floats
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """Layouts in order of their first bound."""
-
-    parts: list[_Part]
-    part: NDArray[np.int32]
-    at: NDArray[np.int32]
-    """Place in its part."""
-    bound_s: Floats
-
-    @staticmethod
-    def of(parts: list[_Part], best_s: float) -> _Candidates:
-        some = [np.flatnonzero(part.bound_s < best_s).astype(np.int32) for part in parts]
-        which = np.repeat(np.arange(len(parts), dtype=np.int32), [len(one) for one in some])
-        at = np.concatenate([np.zeros(0, dtype=np.int32), *some])
-        bound = np.concatenate([np.zeros(0), *(part.bound_s[one] for part, one in zip(parts, some, strict=True))])
-        order = np.argsort(bound, kind="stable")
-        return _Candidates(parts, which[order], at[order], bound[order])
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    def least_s(self, i: int) -> float:
-        """Bound of the i-th and all behind it."""
-        return float(self.bound_s[i]) if i < len(self) else float("inf")
-
-    def some(self, start: int, stop: int) -> _Some:
-        """Those from the start-th to the stop-th."""
-        which, at = self.part[start:stop], self.at[start:stop]
-        rows, inside = np.empty((len(at), 7), dtype=np.int64), np.empty(len(at), dtype=np.int64)
-        insides = list[tuple[Slot, int]]()
-        order = np.argsort(which, kind="stable")
-        for here in np.split(order, np.flatnonzero(np.diff(which[order])) + 1) if len(at) else ():
-            part = self.parts[which[here[0]]]
-            rows[here] = part.rows[part.row[at[here]]]
-            numbers, inverse = np.unique(part.number[at[here]], return_inverse=True)
-            inside[here] = inverse + len(insides)
-            insides += [(part.slot, number) for number in numbers.tolist()]
-        return _Some(insides, inside, rows, self.bound_s[start:stop])
-
-
-@dataclass(frozen=True)
-class _Some:
-    """Layouts, one entry each."""
-
-    insides: list[tuple[Slot, int]]
-    """Slots, and number of an inside in each."""
-    inside: Ints
-    """Which inside."""
-    rows: Ints
-    """[layouts, 7] outsides."""
-    bound_s: Floats
-
-    def of(self, chosen: list[int]) -> _Some:
-        """Some of them."""
-        return _Some(self.insides, self.inside[chosen], self.rows[chosen], self.bound_s[chosen])
-
-    def __iter__(self) -> Iterator[tuple[Slot, int, Row]]:
-        """(slot, number of the inside in it, outside)."""
-        for inside, (pp, vpp, dp, m, zero, shard_ranks, kinds) in zip(
-            self.inside.tolist(), self.rows.tolist(), strict=True
-        ):
-            yield *self.insides[inside], (pp, vpp, dp, m, zero, shard_ranks, kinds)
-
-
 @dataclass
 class _Search:
     prices: Prices
@@ -170,7 +92,7 @@ class _Search:
     """Refined, not solved."""
     ways: dict[tuple[int, Row], tuple[Placed, ...]] = field(default_factory=dict)
     """To put refined layouts on groups of unlike nodes."""
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
 
     @property
     def best_s(self) -> float:
@@ -184,7 +106,7 @@ class _Search:
     def slots(self) -> tuple[Slot, ...]:
         return tuple(self.prices.space.slots(self.rules))
 
-    def opened(self, slot: Slot, told: Callable[[Ints], Ints] = apart) -> Iterator[_Part]:
+    def opened(self, slot: Slot, told: Callable[[Ints], Ints] = apart) -> Iterator[Part]:
         """Every layout of a slot that may be better than an answer at hand, by its first bound. Others are counted.
         `told`: rows of one schedule each, of some rows."""
         each, experts, space = slot.count // len(slot.experts), range(len(slot.experts)), self.prices.space
@@ -202,18 +124,18 @@ class _Search:
                 bound = self.prices.first_bounds(slot, wholes, which, rows, self.best_s)
                 inside, row = np.nonzero(bound < self.best_s)
                 if len(row):
-                    yield _Part(slot, rows, inside + which * each, row, bound[inside, row])
+                    yield Part(slot, rows, inside + which * each, row, bound[inside, row])
 
-    def seed(self) -> bool:
-        """Some answer, to measure the rest by: where one fits at all, one fits with the smallest micro-batch and any
-        number of layers recomputed. The most promising of each tp, ep and pipeline; whether one was found."""
+    def seed(self, goes_on: Callable[[], bool]) -> Iterator[bool]:
+        """Some answers, to measure the rest by; one item for each: where one fits at all, one fits with the smallest
+        micro-batch and any number of layers recomputed. The most promising of each tp, ep and pipeline."""
         fewest = min((slot.micro_batch for slot in self.slots), default=0)
         small = [slot for slot in self.slots if slot.micro_batch == fewest]
         for cp in sorted({slot.cp for slot in small}):
             firsts = {slot.tp: slot for slot in reversed(small) if slot.cp == cp}
             counted = self.considered
             parts = [part for slot in firsts.values() for part in self.opened(slot, dealt)]
-            candidates = _Candidates.of(parts, self.best_s)
+            candidates = Candidates.of(parts, self.best_s)
             self.considered = counted
             some, chosen = candidates.some(0, len(candidates)), dict[tuple[int, ...], int]()
             for i, (slot, number, row) in enumerate(some):
@@ -223,12 +145,14 @@ class _Search:
                     break
             self.look(some.of(list(chosen.values())))
             for entry in sorted(self.refine(len(chosen), lambda: True) or ())[:TRIES]:
-                self.glance(*entry)
+                if self.tried and not goes_on():
+                    return
+                if self.glance(entry, goes_on if self.tried else lambda: True):
+                    yield True
             if self.tried:
-                break
-        return bool(self.tried)
+                return
 
-    def look(self, chosen: _Some) -> None:
+    def look(self, chosen: Some) -> None:
         """Puts those of some layouts into the pool that may be better than the best so far."""
         wanted, inside = np.unique(chosen.inside, return_inverse=True)
         priced = [self.prices.price(slot.inside(at)) for slot, at in (chosen.insides[i] for i in wanted.tolist())]
@@ -270,24 +194,29 @@ class _Search:
                 self.ways[number, row] = ways
                 yield max(bound_s, ways[0].bound_s), number, row, cut
 
-    def glance(self, bound_s: float, number: int, row: Row, cut: tuple[int, ...]) -> None:
-        """A layout as it is, of which nothing is proven yet."""
-        space = self.prices.space
+    def glance(self, entry: Entry, goes_on: Callable[[], bool]) -> bool:
+        """A layout as it is, of which nothing is proven yet; whether it is the best so far."""
+        _, number, row, cut = entry
+        space, before = self.prices.space, self.best_s
         layout = space.layout(self.prices.insides[number], row, cut)
-        cutting = Cutting(space, layout, self.prices.inner(number, row), self.prices.rates)
+        cutting = Cutting(space, layout, self.prices.inner(number, row), self.prices.rates, goes_on=goes_on)
         for way in self.ways.get((number, row), ())[:1]:
             cutting = cutting.on(way)
         at_hand, _ = cutting.solved(0.0)
-        if at_hand is not None:
-            self.tried = sorted([*self.tried, (at_hand.step_s, number, row, at_hand)], key=lambda one: one[:3])
+        if at_hand is None:
+            return False
+        self.tried = sorted([*self.tried, (at_hand.step_s, number, row, at_hand)], key=lambda one: one[:3])
+        return at_hand.step_s < before
 
-    def solve(self, bound_s: float, number: int, row: Row, cut: tuple[int, ...]) -> bool:
-        """Cuts, fits and simulates a layout; whether it is the best so far."""
+    def solve(self, entry: Entry, goes_on: Callable[[], bool]) -> bool:
+        """Cuts, fits and simulates a layout; whether it is the best so far. Had it to end, its bound is what is known
+        of it."""
+        bound_s, number, row, cut = entry
         self.solved.add((number, row))
         space, before = self.prices.space, self.best_s
         layout = space.layout(self.prices.insides[number], row, cut)
         ways = self.ways.get((number, row), ())
-        cutting = Cutting(space, layout, self.prices.inner(number, row), self.prices.rates, ways)
+        cutting = Cutting(space, layout, self.prices.inner(number, row), self.prices.rates, ways, goes_on)
         at_hand, least_s = cutting.solved(before)
         self.least_tried_s = min(self.least_tried_s, bound_s if least_s is None else least_s)
         if at_hand is None:
@@ -319,19 +248,21 @@ def answers(
 ) -> Iterator[Found]:
     """Better and better answers; the last one is within `gap` of the bound, unless time ran out or `watch` had enough.
 
-    After the last better answer it comes again, with all that is proven about it. The first answer is awaited whatever
-    the limit. Raises LegalityError or InfeasibleError when pins or rules leave nothing, InfeasibleError when nothing
-    fits.
+    After the last better answer it comes again, with all that is proven about it. The most promising layouts are tried
+    for a first answer whatever the limit; LegalityError if none of them fits and time is over. Raises LegalityError or
+    InfeasibleError when pins or rules leave nothing, InfeasibleError when nothing fits.
     """
     search = _Search(Prices(space))
-    floor_s, parts = search.prices.floor_s, list[_Part]()
+    floor_s, parts = search.prices.floor_s, list[Part]()
 
     def goes_on(left_s: float) -> bool:
         bound_s = min(left_s, search.least_tried_s, search.best_s)
-        is_wanted = watch(search.best_s, bound_s) and time.monotonic() - search.started < time_limit_s
-        return is_wanted or not search.tried
+        is_over = time.monotonic() - search.started >= time_limit_s
+        if is_over and not search.tried:
+            raise none_in_time(time_limit_s)
+        return not search.tried or (watch(search.best_s, bound_s) and not is_over)
 
-    if search.seed():
+    for _ in search.seed(lambda: goes_on(floor_s)):
         yield search.found(floor_s, 0)
     for slot in search.slots:
         if not goes_on(floor_s):
@@ -340,7 +271,7 @@ def answers(
         parts += search.opened(slot)
     if not search.considered:
         raise none_is_legal(space)
-    candidates, at, size, heap = _Candidates.of(parts, search.best_s), 0, FIRST, search.heap
+    candidates, at, size, heap = Candidates.of(parts, search.best_s), 0, FIRST, search.heap
 
     def left_s() -> float:
         return min(candidates.least_s(at), *(queue[0][0] for queue in (search.pool, heap) if queue), float("inf"))
@@ -354,7 +285,8 @@ def answers(
     while left_s() < min(search.best_s * (1 - gap), float("inf")) and goes_on(left_s()):
         if heap and (dives or heap[0][0] <= left_s()):
             dives = False
-            if search.solve(*heapq.heappop(heap)):
+            entry = heapq.heappop(heap)
+            if search.solve(entry, partial(goes_on, min(entry[0], left_s()))):
                 yield found()
         elif candidates.least_s(at) <= left_s():
             search.look(candidates.some(at, at + BATCH))

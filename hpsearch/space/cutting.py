@@ -7,7 +7,7 @@ stage, and proves nothing on several.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -43,6 +43,8 @@ class Cutting:
     rates: Efficiency
     ways: tuple[Placed, ...] = ()
     """To put the stages on groups of unlike nodes, the least bound first; (): all are alike."""
+    goes_on: Callable[[], bool] = lambda: True
+    """Asked before each simulation but the first; with False the best so far is the answer, and nothing is proven."""
 
     def solved(self, best_s: float) -> tuple[Choice | None, float | None]:
         """The best found, if any fits; and seconds that no cut or recompute of this layout is below, if that is proven:
@@ -50,8 +52,8 @@ class Cutting:
         if not self.ways:
             return self._solved(best_s)
         found, least_s = None, float("inf")
-        for way in self.ways:
-            if way.bound_s >= best_s:
+        for i, way in enumerate(self.ways):
+            if way.bound_s >= best_s or (i and not self.goes_on()):
                 least_s = min(least_s, way.bound_s)
                 break
             made, proven_s = self.on(way)._solved(best_s)
@@ -91,6 +93,8 @@ class Cutting:
     def _best(self, cuts: list[Cut], can_prove: bool) -> tuple[Choice | None, float | None]:
         found, least_s = None, float("inf")
         for cut in cuts:
+            if found is not None and not self.goes_on():
+                return found, None
             for made in self._shared(cut):
                 step_s, floor_s = simulated(self.space.shape, made, self.space.cluster, self.priced, self.rates)
                 least_s = min(least_s, floor_s)
@@ -138,6 +142,8 @@ class Cutting:
             better = False
             for stage in range(choice.layout.pp - 1):
                 for give in (1, -1):
+                    if not self.goes_on():
+                        return choice
                     cut = list(choice.layout.cut)
                     cut[stage] -= give
                     cut[stage + 1] += give

@@ -23,6 +23,14 @@ LEANEST = 64
 """Layouts whose memory is worked out for the message."""
 
 
+def none_in_time(limit_s: float) -> HpsearchError:
+    """The error to raise where time is over and nothing was found that fits."""
+    problem = (
+        f"expected time for a first answer, but of the most promising layouts none fits, and {limit_s:g} s are over"
+    )
+    return LegalityError("time limit", problem, "Give it more seconds: whether anything fits at all is not known yet.")
+
+
 def none_is_legal(space: Space) -> HpsearchError:
     """The error to raise where the rules and pins of `space` leave nothing."""
     if space.cut and (legal := _chunks(replace(space, cut=()))):

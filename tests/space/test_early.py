@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from hpsearch.errors import LegalityError
 from hpsearch.estimate import memory
 from hpsearch.space import Found, Space, answers
 from tests.space.test_exhaustive import limited
@@ -67,3 +70,30 @@ def test_one_step_further_never_proves_less() -> None:
     space, _ = limited("experts", 1.0)
     bounds = [stopped(replace(space), steps)[0][-1].certificate.bound_s for steps in range(0, 40, 4)]
     assert bounds == sorted(bounds)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_solution_ends_within_one_simulation(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time is counted in simulations: when it is over, in the middle of a cut being polished too, there are none."""
+    space, fitting = limited("dense, then experts", 0.1)
+    cutting = sys.modules["hpsearch.space.cutting"]
+    real, now = cutting.simulated, [0.0]
+
+    def simulated(*given: Any) -> tuple[float, float]:
+        now[0] += 1.0
+        return real(*given)
+
+    monkeypatch.setattr(cutting, "simulated", simulated)
+    monkeypatch.setattr(SEARCH, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    spent = [now[0] for _ in answers(space)]
+    limit_s, now[0] = float(int(share * spent[-1])), 0.0
+    *_, found = answers(space, time_limit_s=limit_s)
+    assert now[0] <= max(limit_s, spent[0])
+    assert found.certificate.bound_s <= min(one.step_s for one in fitting) * (1 + 1e-9)
+
+
+def test_a_limit_without_any_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    space, _ = limited("experts", 1.0)
+    monkeypatch.setattr(SEARCH, "TRIES", 0)
+    with pytest.raises(LegalityError, match="time limit: expected time for a first answer, but of the most promising"):
+        list(answers(space, time_limit_s=0.0))
