@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from hpsearch.cost.job import Job
 from hpsearch.graph import Call, ModelGraph, OpGraph
+from hpsearch.graph.routed import ROUTE
 
 STAGED = 2
 """Calls of a class whose activations may be on the device at once."""
@@ -20,7 +21,8 @@ def moved(model: ModelGraph, block: OpGraph, *, recompute: bool) -> frozenset[st
     kept = set(block.inputs) if recompute else {block.storage(v) for v in block.saved}
     alone = _read_once(model, block.name)
     inputs = {name for slot, name in enumerate(block.inputs) if slot not in alone}
-    return frozenset(kept - inputs - set(block.params.values()) - set(block.buffers.values()))
+    ways = {op.outputs[0] for op in block.ops if op.target == ROUTE}  # of tokens to experts: no tensors, and small
+    return frozenset(kept - inputs - ways - set(block.params.values()) - set(block.buffers.values()))
 
 
 def _read_once(model: ModelGraph, block: str) -> set[int]:

@@ -61,6 +61,11 @@ def spread_axes(placed: GraphDecisions) -> frozenset[str]:
     return frozenset(axis for op in routes for axes in spread_over(placed, op) for axis in axes)
 
 
+def spreads_experts(code: str) -> bool:
+    """Whether emitted functions route rows to experts on other ranks."""
+    return f" = {FUNCTIONS[ROUTE]}(" in code
+
+
 def where(placed: GraphDecisions, op: Op, mesh: Mesh) -> str:
     """The arguments of a route that say where experts are, as text behind the traced ones."""
     own, exchanged = spread_over(placed, op)

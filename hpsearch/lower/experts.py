@@ -28,6 +28,7 @@ class Place:
     flow: exchange.Route | None
 
 
+@torch.compiler.disable
 def route(
     index: Tensor,
     num_experts: int,
@@ -55,16 +56,19 @@ def route(
     return Place(pairs, shape, None), torch.bincount(experts[here], minlength=num_experts)
 
 
+@torch.compiler.disable
 def dispatch(x: Tensor, place: Place, counts: Tensor, top_k: int) -> Tensor:
     return x[place.pairs // top_k] if place.flow is None else exchange.send(place.flow, x)[0]
 
 
+@torch.compiler.disable
 def dispatch_backward(grad: Tensor, place: Place, counts: Tensor, top_k: int) -> Tensor:
     if place.flow is not None:
         return exchange.send_adjoint(place.flow, grad)
     return at_home(grad, place.pairs, *place.shape).sum(1)
 
 
+@torch.compiler.disable
 def combine(rows: Tensor, weight: Tensor, place: Place, counts: Tensor) -> Tensor:
     if place.flow is None:
         return combine_sum(rows, weight, place.pairs)
@@ -72,6 +76,7 @@ def combine(rows: Tensor, weight: Tensor, place: Place, counts: Tensor) -> Tenso
     return found.to(torch.promote_types(rows.dtype, weight.dtype))
 
 
+@torch.compiler.disable
 def combine_backward(grad: Tensor, rows: Tensor, weight: Tensor, place: Place, counts: Tensor) -> tuple[Tensor, Tensor]:
     if place.flow is None:
         return products_of(grad, rows, weight, place.pairs)

@@ -1,7 +1,8 @@
 """The outer space: which meshes, micro-batch counts and recomputed blocks are considered, and which are refused.
 
 Meshes have one or two axes out of dp_replicate, dp_shard and tp; tp stands on neighbouring ranks. dp_replicate with tp
-is left out unless pinned: dp_shard x tp contains it, since every parameter may be stored whole there.
+is left out unless pinned: dp_shard x tp contains it, since every parameter may be stored whole there. Of a model with
+experts every legal degree of ep stands on top of each of them.
 """
 
 from __future__ import annotations
@@ -18,18 +19,26 @@ from hpsearch.layout import Mesh, MeshAxis
 from hpsearch.layout.mesh import RANK_ORDER
 from hpsearch.plan import Refusal
 from hpsearch.search.fix import Fix
-from hpsearch.strategy import WHY_WHOLE, check_degree, check_experts, check_micro_batches, head_counts, is_legal_tp
+from hpsearch.strategy import (
+    WHY_WHOLE,
+    check_degree,
+    check_experts,
+    check_micro_batches,
+    head_counts,
+    is_legal_tp,
+    legal_ep,
+)
 
 SPACE = (
-    "meshes of one or two axes out of dp_replicate, dp_shard, tp (tp on neighbouring ranks); data axes split the "
-    "batch; "
+    "meshes of one or two axes out of dp_replicate, dp_shard, tp (tp on neighbouring ranks), and ep where there are "
+    "experts; data axes split the batch; "
     "on tp every op takes any rule of its table; per parameter stored whole, ZeRO-2 or ZeRO-3; "
     "micro-batch count; recompute none or full per block class"
 )
 
 
 SEARCHED = ("dp_replicate", "dp_shard", "tp")
-"""Axes whose degrees are searched; others are there where they are pinned, on top of two of these."""
+"""Axes whose degrees are searched, two at most; ep comes on top, and others where they are pinned."""
 
 
 @dataclass(order=True)
@@ -74,7 +83,14 @@ def meshes(model: ModelGraph, devices: int, fix: Fix) -> Iterator[dict[str, int]
     """
     _check_pins(model, devices, fix)
     further = {name: size for name, size in fix.degrees.items() if name not in SEARCHED}
-    devices //= prod(further.values())
+    for ep in [fix.degrees["ep"]] if "ep" in fix.degrees else legal_ep(model):
+        left, rest = divmod(devices, prod((further | {"ep": ep}).values()))
+        if not rest:
+            yield from (degrees | further | {"ep": ep} for degrees in _meshes(model, left, fix))
+
+
+def _meshes(model: ModelGraph, devices: int, fix: Fix) -> Iterator[dict[str, int]]:
+    """Degrees of the axes out of SEARCHED."""
     for tp in _divisors(devices):
         if fix.degrees.get("tp", tp) != tp or not is_legal_tp(model, tp):
             continue
@@ -86,7 +102,7 @@ def meshes(model: ModelGraph, devices: int, fix: Fix) -> Iterator[dict[str, int]
             axes = sum(size > 1 for size in degrees.values())
             pinned = "dp_replicate" in fix.degrees
             if axes <= 2 and (dp_replicate == 1 or pinned or (tp == 1 and degrees["dp_shard"] > 1)):
-                yield degrees | further
+                yield degrees
 
 
 def _check_pins(model: ModelGraph, devices: int, fix: Fix) -> None:

@@ -10,7 +10,7 @@ from hpsearch.errors import LegalityError
 from hpsearch.estimate import ParallelLayout
 from hpsearch.search.fix import KEYS
 
-UNSPLIT = {"cp": "the sequence is not cut", "ep": "experts are not divided", "etp": "experts are not divided"}
+UNSPLIT = {"cp": "the sequence is not cut"}
 """Degrees that programs have no form for, and what they do instead."""
 
 
@@ -47,7 +47,7 @@ def pins_of_layout(layout: ParallelLayout, devices: int, global_batch: int) -> P
     if layout.offload_share or layout.precision not in ("bf16", "fp16"):
         what = "offloaded activations" if layout.offload_share else f"precision {layout.precision}"
         raise LegalityError("layout", f"expected what a program has, but found {what}", "Search without.")
-    fix = {"tp": layout.tp, **_data(layout), "micro_batches": layout.micro_batches}
+    fix = {"tp": layout.tp, **_data(layout, _spread(layout)), "micro_batches": layout.micro_batches}
     told = {name: str(value) for name, value in fix.items() if value > 1 or name == "micro_batches"}
     if layout.pp > 1:
         told |= {"pp": str(layout.pp), "vpp": str(layout.vpp), "schedule": layout.schedule_kind}
@@ -55,6 +55,8 @@ def pins_of_layout(layout: ParallelLayout, devices: int, global_batch: int) -> P
     left = [f"ZeRO-{layout.zero}: each parameter's own storage"]
     if layout.tp > 1:
         left.append("where activations are cut between matmuls")
+    if layout.ep > 1 and layout.tp > 1:
+        left.append(f"experts over tp, or each cut by it (etp {layout.etp})")
     if layout.recompute == "none":
         told["recompute"] = "none"
     elif layout.recomputed == layout.cut and layout.recompute_share == 1.0 and layout.recompute == "full":
@@ -65,9 +67,28 @@ def pins_of_layout(layout: ParallelLayout, devices: int, global_batch: int) -> P
     return Pins(told, tuple(left))
 
 
-def _data(layout: ParallelLayout) -> dict[str, int]:
-    """Data axes: replicas whose states are whole, or pieces."""
+def _spread(layout: ParallelLayout) -> int:
+    """Data ranks over which experts are spread: those of a layout's ep that tp does not have already.
+
+    LegalityError: experts on a part of the tensor ranks, or over some data ranks but not a divisor of them.
+    """
+    if layout.ep == 1:
+        return 1
+    spread, rest = divmod(layout.ep * layout.etp, layout.tp)
+    shards = layout.dp if layout.zero == 0 else layout.shard_ranks or layout.dp
+    if rest or shards % spread:
+        raise LegalityError(
+            f"layout, ep = {layout.ep} and etp = {layout.etp}",
+            f"expected ep x etp over tp = {layout.tp} to divide {shards} data ranks, but found "
+            f"{layout.ep * layout.etp} / {layout.tp}",
+            f"Search with --fix etp={layout.tp}, or another ep.",
+        )
+    return spread
+
+
+def _data(layout: ParallelLayout, spread: int) -> dict[str, int]:
+    """Data axes: replicas whose states are whole, or pieces; experts over `spread` of them."""
     if layout.zero == 0:
-        return {"dp_replicate": layout.dp}
+        return {"dp_replicate": layout.dp // spread, "ep": spread}
     shards = layout.shard_ranks or layout.dp
-    return {"dp_shard": shards, "dp_replicate": layout.dp // shards}
+    return {"dp_shard": shards // spread, "dp_replicate": layout.dp // shards, "ep": spread}

@@ -117,3 +117,16 @@ def losses(family: str, steps: int, plan: bytes | None) -> list[float]:
             optimizer.step()
             optimizer.zero_grad()
     return found
+
+
+def compiled(family: str, plan: bytes, inductor: bool) -> tuple[list[float], dict[str, torch.Tensor], dict[str, float]]:
+    """Losses of three steps with other rows each, the last gradients, and seconds of compilation."""
+    case = build(family, torch.float32)
+    made = Plan.from_bytes(plan)
+    parallel = hpsearch.compile(case.model, plan=made, loss=case.loss, recipe="fp32", inductor=inductor)
+    found = []
+    for turn in range(3):
+        batch = {k: v.roll(turn, 0) if isinstance(v, torch.Tensor) else v for k, v in case.batch.items()}
+        batch["labels"] = batch["input_ids"] = (batch["input_ids"] * (turn + 1)) % VOCAB
+        found.append(parallel.step(parallel.local_rows(batch)).item())
+    return found, {n: p.grad.full_tensor() for n, p in parallel.named_parameters()}, parallel.compile_s

@@ -123,3 +123,19 @@ def test_twenty_steps(family: str, ranks: RankPool) -> None:
     )
     assert all(losses == found[0] for losses in found)
     assert found[0] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+@pytest.mark.dist
+def test_compiled_regions_take_any_number_of_rows(ranks: RankPool) -> None:
+    made = plan("mixtral", "fp32", "ep-2")
+    work = f"{experts.__name__}:{experts.compiled.__name__}"
+    told: dict[str, Any] = {"ranks": 2, "timeout_s": 400, "family": "mixtral", "plan": made.content}
+    losses, gradients, seconds = ranks.run(work, **told, inductor=True)[0]
+    plain_losses, plain, nothing = ranks.run(work, **told, inductor=False)[0]
+    assert not nothing
+    assert any("MixtralDecoderLayer" in name for name in seconds)
+    assert losses == pytest.approx(plain_losses, rel=1e-5)
+    for name, value in plain.items():
+        assert (gradients[name] - value).abs().max() <= 1e-4 * value.abs().max(), name

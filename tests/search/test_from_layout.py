@@ -14,6 +14,16 @@ from hpsearch.search.from_layout import pins_of_layout
 SEVEN = ParallelLayout(devices=7, seq_len=8, micro_batch=1, global_batch=14)
 
 
+def test_experts_of_a_layout_are_spread_over_what_tp_leaves() -> None:
+    sixteen = replace(SEVEN, devices=16, tp=4, ep=8, global_batch=16, zero=1)
+    assert {name: pins_of_layout(sixteen, 16, 16).fix.get(name, "1") for name in ("ep", "dp_shard")} == {
+        "ep": "2", "dp_shard": "2",
+    }  # fmt: skip
+    assert pins_of_layout(replace(sixteen, ep=4, etp=4), 16, 16).fix["ep"] == "4"
+    with pytest.raises(LegalityError, match="ep = 2 and etp = 1: expected ep x etp over tp = 4 to divide 4 data"):
+        pins_of_layout(replace(sixteen, ep=2), 16, 16)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
