@@ -75,9 +75,7 @@ def block(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, sc
         kernel = _aten._scaled_dot_product_flash_attention_for_cpu.default
         out, lse = kernel(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
     else:
-        scores, values = _scores(q, k, causal, mask, scale), _as_heads(v, q).to(_sum_dtype(q))
-        lse = scores.logsumexp(-1)
-        out = ((scores - lse.unsqueeze(-1)).exp() @ values).to(q.dtype)
+        out, lse = by_products(q, k, v, causal, mask, scale)
     if mask is None:
         return out, lse
     blind = mask.isneginf().all(-1)  # torch's kernel says 0 for those
@@ -93,6 +91,21 @@ def block_backward(
         kernel = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
         found: Triple = kernel(grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale)
         return found
+    return by_products_backward(grad, q, k, v, out, lse, causal, mask, scale)
+
+
+def by_products(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> Pair:
+    """`block` for any device, the scores written out."""
+    scores, values = _scores(q, k, causal, mask, scale), _as_heads(v, q).to(_sum_dtype(q))
+    lse = scores.logsumexp(-1)
+    return ((scores - lse.unsqueeze(-1)).exp() @ values).to(q.dtype), lse
+
+
+def by_products_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    causal: bool, mask: Tensor | None, scale: float | None,
+) -> Triple:  # fmt: skip
+    """`block_backward` for any device."""
     work = _sum_dtype(q)
     wide, far, keys = grad.to(work), _as_heads(v, q).to(work), _as_heads(k, q).to(work)
     shares = (_scores(q, k, causal, mask, scale) - lse.unsqueeze(-1)).exp()

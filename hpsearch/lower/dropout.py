@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hpsearch.layout import ROLES
+from hpsearch.lower.local_ops import cut, cut_rows
+
 Dim = tuple[int, int, tuple[str, ...]]
 """Of a tensor of one micro-batch on all ranks: its size, elements for each row of the batch (0: of no row), and the
 axes that cut it, outermost first."""
@@ -62,8 +65,11 @@ class Draws:
         data_ranks: int,
         micro_batches: int,
         device: torch.device | str = "cpu",
+        head_tail: bool = False,
     ) -> None:
-        """`coordinate`, `sizes`: of every mesh axis; `data_ranks`: pieces of the batch, of `micro_batches` each."""
+        """`coordinate`, `sizes`: of every mesh axis; `data_ranks`: pieces of the batch, of `micro_batches` each;
+        `head_tail`: the order of sequences (`layout.HEAD_TAIL`)."""
+        self.head_tail = head_tail
         self.coordinate, self.sizes = dict(coordinate), dict(sizes)
         self.data_ranks, self.micro_batches = data_ranks, micro_batches
         self.state = torch.zeros(5, dtype=torch.int64, device=device)
@@ -92,14 +98,33 @@ class Draws:
 
     def places(self, dim: Dim, local: int) -> Tensor:
         """Of this rank's `local` elements along `dim`: their places along that dim in the tensor of the whole batch."""
-        size, per_row, _ = dim
-        here = torch.arange(local, device=self.state.device) + self.start(dim)
+        size, per_row, axes = dim
+        if _cuts_sequences(axes):
+            here = self._kept(dim)
+        else:
+            here = torch.arange(local, device=self.state.device) + self.start(dim)
         if not per_row:
             return here
         rows = size // per_row // self.data_ranks  # of one data rank in one micro-batch
         row, inside = here // per_row, here % per_row
         rank, row = row // rows, row % rows
         return ((rank * self.micro_batches + self.state[3]) * rows + row) * per_row + inside
+
+    def _kept(self, dim: Dim) -> Tensor:
+        """Places in one micro-batch on all ranks, some axis cutting inside rows."""
+        size, per_row, axes = dim
+        here = torch.arange(size, device=self.state.device)
+        for axis in axes:
+            place, pieces = self.coordinate[axis], self.sizes[axis]
+            if _cuts_sequences((axis,)):
+                here = cut_rows(here, 0, place, pieces, per_row or len(here), self.head_tail)
+            else:
+                here = cut(here, 0, place, pieces)
+        return here
+
+
+def _cuts_sequences(axes: Sequence[str]) -> bool:
+    return any(ROLES.get(axis) == "sequence" for axis in axes)
 
 
 def dropout(x: Tensor, p: float, draws: Draws, op: int, dims: Sequence[Dim]) -> tuple[Tensor, Tensor]:
@@ -132,7 +157,7 @@ def _numbers(x: Tensor, draws: Draws, op: int, dims: Sequence[Dim]) -> Tensor:
     def words(counters: Tensor) -> tuple[Tensor, ...]:
         return philox((counters & WORD, counters >> 32, draws.state[4] ^ op, draws.state[2]), key)
 
-    if last[1]:  # rows of several micro-batches lie between those of this one
+    if last[1] or _cuts_sequences(last[2]):  # rows of several micro-batches lie between those of this one
         places = draws.places(last, x.shape[-1])
         four, which = torch.stack(torch.broadcast_tensors(*words(index + places // 4))), places % 4
         return four.gather(0, which.expand(x.shape).unsqueeze(0)).squeeze(0)

@@ -87,7 +87,7 @@ class Bound:
                 raise LoweringError(f"axis {axis}", "expected a process group and a coordinate for it, but found none")
         mesh = program.mesh
         self.host = Host(device)
-        self.draws = Draws(coordinate, mesh.sizes, mesh.num_data_ranks, program.micro_batches, device)
+        self.draws = Draws(coordinate, mesh.sizes, mesh.num_data_ranks, program.micro_batches, device, mesh.head_tail)
         self.functions: dict[str, Any] = {
             "groups": dict(groups),
             "coordinate": dict(coordinate),

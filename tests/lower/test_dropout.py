@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hpsearch.lower.dropout import Draws, dropout, number_of, philox
+from hpsearch.lower.local_ops import cut_rows
 
 ANSWERS = (
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
@@ -69,6 +70,24 @@ def test_pieces_have_the_mask_of_the_whole(dp: int, tp: int, micro_batches: int,
         first = d * rows // dp + m * mine
         piece = expected[first : first + mine].narrow(cut, t * shape[cut], shape[cut])
         assert torch.equal(mask, piece), (d, t, m)
+
+
+@pytest.mark.parametrize("head_tail", [False, True])
+@pytest.mark.parametrize("folded", [False, True])
+def test_pieces_of_cut_sequences_have_the_mask_of_the_whole(head_tail: bool, folded: bool) -> None:
+    rows, tokens, width = 4, 8, 6
+    expected = whole(rows, tokens, width)
+    for d, c in product(range(2), range(2)):
+        draws = Draws({"dp_shard": d, "cp": c}, {"dp_shard": 2, "cp": 2}, 2, 1, head_tail=head_tail)
+        draws.at(0, 0, 0, "")
+        piece = cut_rows(expected.narrow(0, 2 * d, 2), 1, c, 2, tokens, head_tail)
+        dims = ((rows, 1, ("dp_shard",)), (tokens, 0, ("cp",)), (width, 0, ()))
+        if folded:
+            dims = ((rows * tokens, tokens, ()), dims[-1])
+            all_tokens = dropout(torch.ones(rows * tokens, width), 0.3, one(), OP, dims)[1]
+            piece = cut_rows(all_tokens.narrow(0, 2 * d * tokens, 2 * tokens), 0, c, 2, tokens, head_tail)
+            dims = ((rows * tokens, tokens, ("cp", "dp_shard")), dims[-1])
+        assert torch.equal(dropout(torch.ones(piece.shape), 0.3, draws, OP, dims)[1], piece), (d, c)
 
 
 def test_rows_folded_with_tokens_in_the_middle_or_last() -> None:
