@@ -1,13 +1,14 @@
 """Sharding rules of the operators of mixtures of experts.
 
-Rows of experts are cut in one of three ways on an axis, and nothing may turn one into another, or gather them: they are
-sorted on each rank by itself. Which one it is shows in `counts`.
+Rows of experts are cut in one of three ways on an axis, and nothing may turn one into another, or gather them: they
+are sorted on each rank by itself. Which one it is shows in `counts`.
 
     by token    each rank has the rows of its own tokens for all experts      tokens S0, weights R,  rows S0, counts P
     exchanged   each rank has the rows of all tokens for its own experts      tokens S0, weights S0, rows S0, counts S0
     own         the same, where every rank has all tokens: none is sent       tokens R,  weights S0, rows S0, counts S0
 
-Sums over the experts of a token are whole when rows were exchanged (they come back), addends when each rank has its own.
+Sums over the experts of a token are whole when rows were exchanged (they come back), addends when each rank has its
+own.
 Besides, features may be cut: of the stream, or of the experts' inner dim, as in any product.
 """
 

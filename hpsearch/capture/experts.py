@@ -3,18 +3,18 @@
     hpsearch::route(index [T, k], num_experts) -> place [R], counts [E]      R = T k pairs of a token and an expert
     hpsearch::dispatch(x [T, D], place, counts, top_k) -> rows [R, D]        tokens, sorted by their experts
     hpsearch::dispatch_backward(grad [R, D], place, counts, top_k) -> [T, D]
-    hpsearch::grouped_mm(rows, weight, counts, transposed) -> rows           weight [E, N, K], or [E, K, N] if transposed
+    hpsearch::grouped_mm(rows, weight, counts, transposed) -> rows           weight [E, N, K]; [E, K, N] if transposed
     hpsearch::grouped_mm_weight(grad, rows, counts, transposed) -> [E, …]
     hpsearch::grouped_add(rows, bias [E, N], counts) -> rows
     hpsearch::grouped_sum(grad, counts) -> [E, N]
     hpsearch::combine(rows, weight [T, k], place, counts) -> [T, D]
     hpsearch::combine_backward(grad, rows, weight, place, counts) -> (grad of rows, grad of weight)
 
-`place[r]` is the pair `t k + j` that stands in row r, `counts[e]` the rows of expert e. Under expert parallelism rows are
-another number on every rank; what is here is one process. Products run expert by expert, so that any dtype does.
+`place[r]` is the pair `t k + j` that stands in row r, `counts[e]` the rows of expert e. Under expert parallelism rows
+are another number on every rank; what is here is one process. Products run expert by expert, so that any dtype does.
 
-transformers lets an implementation of its experts be chosen, and every model file but Llama 4's asks for it by one door;
-Llama 4 multiplies every token by every expert, with zeros for those not chosen, which is the same sums.
+transformers lets an implementation of its experts be chosen, and every model file but Llama 4's asks for it by one
+door; Llama 4 multiplies every token by every expert, with zeros for those not chosen, which is the same sums.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ def _mesh(file: PlanFile) -> Iterator[Fault]:
     for axis in file.mesh:
         if axis.stride != right[axis.name]:
             problem = f"mesh: axis {axis.name} has stride {axis.stride}, expected {right[axis.name]}"
-            yield problem, "Strides follow from the degrees: tp on neighbours, then cp, ep, dp_shard, dp_replicate."
+            order = "tp on neighbouring ranks, then cp, ep, dp_shard, dp_replicate"
+            yield problem, f"Strides follow from the degrees: {order}."
 
 
 def _sequence(axis: AxisEntry) -> Iterator[Fault]:
