@@ -2,7 +2,7 @@
 
 Each rank has an equal run of the experts, on up to two axes at once. On one whose ranks have the same tokens a rank
 keeps the pairs of its own experts, and sums over a token's experts are addends (`own`). On one whose ranks have
-different tokens these are exchanged (`lower/exchange.py`). Rows are as many as the data says, so nothing here has a fixed size.
+different tokens these are exchanged (`lower/exchange.py`). Rows are as many as the data says: nothing has a fixed size.
 """
 
 from __future__ import annotations
