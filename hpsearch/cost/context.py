@@ -24,6 +24,23 @@ def attention_layouts(space: SearchSpace, key: NodeKey, op: Op, mesh: Mesh, stat
     return [Layout(tuple((axis, on(axis, i)) for axis in mesh.names)) for i in range(len(op.inputs))]
 
 
+def exchanged_bytes(space: SearchSpace, key: NodeKey, mesh: Mesh, job: Job, state: int) -> int:
+    """Bytes that an attention over a cut sequence holds beside its operands and results while it runs.
+
+    Gathered and exchanged tensors all live until it ends. A ring has two blocks and, in backward, three sums of their
+    gradients: its own, one that came and one that leaves.
+    """
+    op = space.graphs[key[0]].step(key[1])
+    axis = next((a for a in mesh.axes if a.exchange), None)
+    if axis is None or not isinstance(op, Op) or not is_attention(op):
+        return 0
+    layouts = attention_layouts(space, key, op, mesh, state)
+    sizes = [c.nbytes for c, _ in attention_messages(space.graphs[key[0]], op, layouts, job.micro_rows(), mesh) or ()]
+    if axis.exchange != "ring" or not sizes:
+        return sum(sizes)
+    return 2 * sizes[0] + (3 * sizes[-1] if op.phase == "backward" else 0)
+
+
 def exchange_s(
     space: SearchSpace,
     key: NodeKey,

@@ -5,13 +5,14 @@ program has yet is refused by name; what a plan decides for itself, parameter by
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import ParallelLayout
 from hpsearch.search.fix import KEYS
 
-UNSPLIT = {"cp": "the sequence is not cut"}
-"""Degrees that programs have no form for, and what they do instead."""
+CP_KINDS = {"ring": "ring", "gather": "gathered", "ulysses": "ulysses"}
+"""What layouts call a way of attention over cut sequences → what plans call it."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,6 @@ def pins_of_layout(layout: ParallelLayout, devices: int, global_batch: int) -> P
                 f"{'devices that stand idle' if found < asked else 'rows of no sequence'}",
                 f"Search again with --{name.replace('_', '-')} {found}{others}.",
             )  # fmt: skip
-    for name, instead in UNSPLIT.items():
-        if (found := getattr(layout, name)) > 1:
-            raise LegalityError(
-                f"layout, {name} = {found}", f"expected {name} = 1 in a program, where {instead}",
-                f"Search with --fix {name}=1.",
-            )  # fmt: skip
     if layout.offload_share or layout.precision not in ("bf16", "fp16"):
         what = "offloaded activations" if layout.offload_share else f"precision {layout.precision}"
         raise LegalityError("layout", f"expected what a program has, but found {what}", "Search without.")
@@ -55,6 +50,9 @@ def pins_of_layout(layout: ParallelLayout, devices: int, global_batch: int) -> P
     left = [f"ZeRO-{layout.zero}: each parameter's own storage"]
     if layout.tp > 1:
         left.append("where activations are cut between matmuls")
+    if layout.cp > 1:
+        told |= {"cp": str(layout.cp), "cp_kind": CP_KINDS[layout.cp_kind]}
+        left.append("states over dp_shard alone, whole on the ranks of cp")
     if layout.ep > 1 and layout.tp > 1:
         left.append(f"experts over tp, or each cut by it (etp {layout.etp})")
     if layout.recompute == "none":
@@ -75,7 +73,7 @@ def _spread(layout: ParallelLayout) -> int:
     if layout.ep == 1:
         return 1
     spread, rest = divmod(layout.ep * layout.etp, layout.tp)
-    shards = layout.dp if layout.zero == 0 else layout.shard_ranks or layout.dp
+    shards = layout.dp if layout.zero == 0 else _shards(layout)
     if rest or shards % spread:
         raise LegalityError(
             f"layout, ep = {layout.ep} and etp = {layout.etp}",
@@ -86,9 +84,14 @@ def _spread(layout: ParallelLayout) -> int:
     return spread
 
 
+def _shards(layout: ParallelLayout) -> int:
+    """Data ranks over which states are cut; layouts count the ranks of cp among them."""
+    return gcd(layout.shard_ranks or layout.dp, layout.dp)
+
+
 def _data(layout: ParallelLayout, spread: int) -> dict[str, int]:
     """Data axes: replicas whose states are whole, or pieces; experts over `spread` of them."""
     if layout.zero == 0:
         return {"dp_replicate": layout.dp // spread, "ep": spread}
-    shards = layout.shard_ranks or layout.dp
+    shards = _shards(layout)
     return {"dp_shard": shards // spread, "dp_replicate": layout.dp // shards, "ep": spread}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpsearch.cost import CostTable
+from hpsearch.cost.context import exchanged_bytes
 from hpsearch.cost.op_time import Floats, local_elements
 from hpsearch.graph import ITEM_BYTES, Op, OpGraph
 from hpsearch.layout import Placement
@@ -96,7 +97,7 @@ def _copies(table: CostTable, moment: Moment, state: dict[tuple[str, str], int])
             continue
         if maker.rules[state[maker.key]][1][step.outputs.index(value)] != wanted:
             total += _bytes(table, graph, value, Placement.parse(wanted))
-    return total
+    return total + exchanged_bytes(table.space, node.key, table.mesh, table.job, state[node.key])
 
 
 def _bytes(table: CostTable, graph: OpGraph, name: str, tp: Placement) -> int:

@@ -43,7 +43,6 @@ def test_a_plan_keeps_the_layout(hpsearch: Command, config: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("pins", "message"),
     [
-        ("cp=2", "layout, cp = 2: expected cp = 1 in a program, where the sequence is not cut"),
         ("offload=0.5,cp=1", "layout: expected what a program has, but found offloaded activations"),
     ],
 )

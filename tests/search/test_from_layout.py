@@ -24,6 +24,15 @@ def test_experts_of_a_layout_are_spread_over_what_tp_leaves() -> None:
         pins_of_layout(replace(sixteen, ep=2), 16, 16)
 
 
+def test_cut_sequences_of_a_layout_keep_their_kind() -> None:
+    eight = replace(SEVEN, devices=8, tp=2, cp=2, cp_kind="gather", global_batch=16)
+    pins = pins_of_layout(eight, 8, 16)
+    assert {name: pins.fix[name] for name in ("tp", "cp", "cp_kind", "dp_shard")} == {
+        "tp": "2", "cp": "2", "cp_kind": "gathered", "dp_shard": "2",
+    }  # fmt: skip
+    assert "states over dp_shard alone, whole on the ranks of cp" in pins.left
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
