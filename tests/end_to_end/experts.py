@@ -84,7 +84,15 @@ def skewed(family: str) -> Case:
     return case
 
 
-OTHERS.update(EXPERTS)
+def llama4_top2() -> Case:
+    from transformers import Llama4ForCausalLM
+
+    case = llama4()
+    case.model.config.num_experts_per_tok = 2
+    return Case(Llama4ForCausalLM(case.model.config), case.batch)
+
+
+OTHERS.update(EXPERTS | {"llama4_top2": llama4_top2})
 OTHERS.update({f"{name}_skewed": partial(skewed, name) for name in EXPERTS})
 parity.DOUBLED.update(OTHERS)
 
