@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from hpsearch.capture import capture
 from hpsearch.cluster import Cluster, Tier
 from hpsearch.errors import LegalityError
+from hpsearch.layout import Mesh
+from hpsearch.lower import ParallelProgram, lower
+from hpsearch.lower.executor import Bound
 from hpsearch.plan import Plan
 from hpsearch.plan.explain import explain
 from hpsearch.search import search
-from tests.end_to_end.models import ROWS
-from tests.end_to_end.parity import reference
+from tests.end_to_end.models import ROWS, build
+from tests.end_to_end.parity import DTYPES, double_throughout, reference
 from tests.end_to_end.ranks import RankPool
 from tests.end_to_end.slow import slow_devices
 from tests.end_to_end.test_experts import graph
 from tests.end_to_end.test_parity import LIMITS
+from tests.lower.reference import cut, plain_step
+from tests.lower.simulate import run_ranks
 
 FAMILY, RECIPE = "qwen3_moe_skewed", "fp64"
 """Three of eight experts a token; one expert that every token meets and one that none does."""
@@ -29,19 +38,48 @@ def two_nodes() -> Cluster:
     return Cluster("two slow nodes", 4, alone.device, tiers, "for tests")
 
 
+@cache
 def plan(**pins: object) -> Plan:
     return search(graph(FAMILY, RECIPE), two_nodes(), global_batch=ROWS, fix={"ep": 4, "recompute": "none", **pins})
 
 
-@pytest.mark.dist
-def test_both_forms_run(ranks: RankPool, tmp_path: Path) -> None:
-    """The chosen one, hop by hop over nodes and inside, and each copy on its own."""
+def test_both_forms_are_the_plain_model() -> None:
+    """The chosen one, hop by hop over nodes and inside, and each copy on its own; ranks are threads."""
     together, apart = plan(), plan(ep_kind="apart")
     assert together.mesh.axis("ep").hops == (2, 2)
     assert apart.mesh.axis("ep").hops == ()
+    with double_throughout(FAMILY, RECIPE):
+        case = build(FAMILY, DTYPES[RECIPE])
+        targets = (case.batch["labels"][:, 1:] != -100).sum()
+        batch = {**case.batch, "num_items_in_batch": targets}
+        wanted_loss, wanted = plain_step(case.model, [batch], sums=False)
+        captured = capture(case.model, batch, recipe=RECIPE, rows=ROWS)
+        for made in (together, apart):
+            program, mesh = lower(captured, made), made.mesh
+            state, slots = dict(case.model.named_parameters()), {slot.fqn: slot for slot in program.params}
+            inputs, buffers = captured.batch.flatten(batch), dict(case.model.named_buffers())
+
+            def work(rank: int, bound: Bound, program: ParallelProgram = program, mesh: Mesh = mesh) -> Any:
+                params = {n: cut(state[n].detach(), s.stored, mesh, rank) for n, s in slots.items()}  # noqa: B023
+                mine = [cut(t, s.layout, mesh, rank) for t, s in zip(inputs, program.inputs, strict=True)]  # noqa: B023
+                return bound.step(params, buffers, [mine])  # noqa: B023
+
+            for rank, (loss, gradients) in enumerate(run_ranks(program, work)):
+                torch.testing.assert_close(loss, wanted_loss, rtol=1e-12, atol=0)
+                for name, gradient in gradients.items():
+                    whole = wanted[name]
+                    assert whole is not None
+                    limit = 1e-10 * float(whole.abs().max())
+                    torch.testing.assert_close(gradient, cut(whole, slots[name].stored, mesh, rank), rtol=0, atol=limit)
+
+
+@pytest.mark.dist
+@pytest.mark.exhaustive
+def test_both_forms_run(ranks: RankPool, tmp_path: Path) -> None:
+    """The same on gloo ranks."""
     path = tmp_path / "trace.pt"
     reference(FAMILY, RECIPE, path)
-    for made in (together, apart):
+    for made in (plan(), plan(ep_kind="apart")):
         results = ranks.run(
             "tests.end_to_end.experts:compare", ranks=4, family=FAMILY, recipe=RECIPE, plan=made.content, path=str(path)
         )
