@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.estimate import ParallelLayout
+from hpsearch.space.bound import PRECISION
 from hpsearch.space.candidates import Candidates, Part, Some
 from hpsearch.space.cutting import Cutting
 from hpsearch.space.exact import Choice
@@ -144,8 +145,8 @@ class _Search:
                 if len(chosen) >= SEEDS:
                     break
             self.look(some.of(list(chosen.values())))
-            for entry in sorted(self.refine(len(chosen), lambda: True) or ())[:TRIES]:
-                if self.tried and not goes_on():
+            for entry in sorted(self.refine(len(chosen), lambda: True, ROUGHLY) or ())[:TRIES]:
+                if self.tried and (entry[0] > self.best_s * (1 - NEAR_ENOUGH) or not goes_on()):
                     return
                 if self.glance(entry, goes_on if self.tried else lambda: True):
                     yield True
@@ -164,7 +165,7 @@ class _Search:
         ):
             heapq.heappush(self.pool, (bound_s, number, row))
 
-    def refine(self, count: int, goes_on: Callable[[], bool]) -> list[Entry] | None:
+    def refine(self, count: int, goes_on: Callable[[], bool], precision: float = PRECISION) -> list[Entry] | None:
         """Of the `count` most promising of the pool, (bound over all cuts and recomputed layers, layout, cut) of those
         that fit and may be better than the best so far; None: had to end, and the pool is as before."""
         taken = [heapq.heappop(self.pool) for _ in range(min(count, len(self.pool)))]
@@ -179,8 +180,11 @@ class _Search:
                 self.pool = sorted([*self.pool, *taken])
                 return None
             once = np.array([self.prices.around(*one).once_s for one in members])
-            how = self.prices.second_bound if key else self.prices.dealt_bound
-            pipe_s, cuts = how(members, self.best_s - once)
+            cutoff_s = self.best_s - once
+            if key:
+                pipe_s, cuts = self.prices.second_bound(members, cutoff_s)
+            else:
+                pipe_s, cuts = self.prices.dealt_bound(members, cutoff_s, precision)
             for one, bound_s, cut in zip(members, (pipe_s + once).tolist(), cuts, strict=True):
                 if bound_s < self.best_s:
                     found.append((max(bound_s, known[one]), *one, cut))
@@ -305,6 +309,8 @@ def answers(
 
 SEEDS, TRIES = 256, 6
 """So many layouts are bounded and so many of them solved, to measure the rest by."""
+ROUGHLY, NEAR_ENOUGH = 0.02, 0.05
+"""Precision of their bounds; and no more are solved where the next could be shorter by no more than this."""
 FIRST = 32
 """Layouts first refined together; then each time twice as many as before."""
 

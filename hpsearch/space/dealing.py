@@ -248,16 +248,17 @@ def _chosen(stack: _Stack, columns: list[list[Floats]]) -> Floats:
     return np.asarray(np.array(columns)[kind, :, np.arange(len(kind))].T)
 
 
-def least_s(lines: Lines, cutoff_s: Floats) -> Bounds:
-    """The bound of each layout over all cuts into stages of at least one layer each; inf where it is above the cutoff
-    as well, without saying by how much. Cuts have zeros behind their last stage."""
+def least_s(lines: Lines, cutoff_s: Floats, precision: float = PRECISION) -> Bounds:
+    """The bound of each layout over all cuts into stages of at least one layer each, at most a share of `precision` too
+    low; inf where it is above the cutoff as well, without saying by how much. Cuts have zeros behind their last stage.
+    """
     stack = _Stack(lines, Packed.of(lines.tables))
     p = stack.p.astype(np.float64)
     low = np.where(stack.is_split, stack.whole_s * stack.m / p, without_memory_s(stack.whole_s, stack.m, p))
     low = np.minimum(low, cutoff_s)
     cuts, reached = _deal(stack, cutoff_s)
     high, left = cutoff_s.copy(), np.flatnonzero(reached)
-    while len(left := left[high[left] - low[left] > PRECISION * low[left]]):
+    while len(left := left[high[left] - low[left] > precision * low[left]]):
         middle = np.minimum((low[left] + high[left]) / 2, low[left] * WIDER)
         more, now = _deal(stack.some(left), middle)
         cuts[left[now], : more.shape[1]] = more[now]

@@ -22,8 +22,8 @@ from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.stages import filled_sizes
 from hpsearch.space.around import Around, around, least_rate, links_s
+from hpsearch.space.bound import PRECISION, WHOLE, Pipes, Stacked, even_s, least_s, without_memory_s
 from hpsearch.space.bound import SCALARS as BOUND_SCALARS
-from hpsearch.space.bound import WHOLE, Pipes, Stacked, even_s, least_s, without_memory_s
 from hpsearch.space.dealing import DEALT, Lines
 from hpsearch.space.dealing import least_s as least_of_all
 from hpsearch.space.fits import fits_somehow
@@ -297,7 +297,9 @@ class Prices:
             pipe_s[some] = np.maximum(pipe_s[some], more)
         return pipe_s, [tuple(cut) for cut in cuts.tolist()]
 
-    def dealt_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, list[tuple[int, ...]]]:
+    def dealt_bound(
+        self, members: list[tuple[int, Row]], cutoff_s: Floats, precision: float = PRECISION
+    ) -> tuple[Floats, list[tuple[int, ...]]]:
         """`second_bound` of layouts of one chunk a rank, with any numbers of stages."""
         pipe_s = np.zeros(len(members))
         cuts: list[tuple[int, ...]] = [()] * len(members)
@@ -312,7 +314,7 @@ class Prices:
             found = least_of_all(Lines(
                 pipes.tables, pipes.table, kinds, stages, pipes.micro_batches, pipes.hop_s, pipes.room_bytes,
                 pipes.per_dense, pipes.per_expert,
-            ), cutoff_s[some])  # fmt: skip
+            ), cutoff_s[some], precision)  # fmt: skip
             for i, cut, count in zip(some.tolist(), found.cuts.tolist(), stages.tolist(), strict=True):
                 cuts[i] = tuple(cut[:count])
             pipe_s[some] = np.maximum(pipe_s[some], found.pipe_s)
