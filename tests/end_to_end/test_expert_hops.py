@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpsearch.capture import capture
+from hpsearch.capture import CapturedGraph, capture
 from hpsearch.cluster import Cluster, Tier
 from hpsearch.errors import LegalityError
 from hpsearch.layout import Mesh
@@ -18,11 +19,11 @@ from hpsearch.lower.executor import Bound
 from hpsearch.plan import Plan
 from hpsearch.plan.explain import explain
 from hpsearch.search import search
-from tests.end_to_end.models import ROWS, build
+from tests.end_to_end import experts
+from tests.end_to_end.models import ROWS, Case, build
 from tests.end_to_end.parity import DTYPES, double_throughout, reference
 from tests.end_to_end.ranks import RankPool
 from tests.end_to_end.slow import slow_devices
-from tests.end_to_end.test_experts import graph
 from tests.end_to_end.test_parity import LIMITS
 from tests.lower.reference import cut, plain_step
 from tests.lower.simulate import run_ranks
@@ -39,8 +40,22 @@ def two_nodes() -> Cluster:
 
 
 @cache
+def case() -> Case:
+    """With the number of targets, so that its loss is the same over any rows."""
+    found = build(FAMILY, DTYPES[RECIPE])
+    return replace(found, batch={**found.batch, "num_items_in_batch": (found.batch["labels"][:, 1:] != -100).sum()})
+
+
+@cache
+def captured() -> CapturedGraph:
+    with double_throughout(FAMILY, RECIPE):
+        return capture(case().model, case().batch, recipe=RECIPE, rows=ROWS)
+
+
+@cache
 def plan(**pins: object) -> Plan:
-    return search(graph(FAMILY, RECIPE), two_nodes(), global_batch=ROWS, fix={"ep": 4, "recompute": "none", **pins})
+    graph = captured().graph
+    return search(graph, two_nodes(), global_batch=ROWS, fix={"ep": 4, "micro_batches": 1, "recompute": "none", **pins})
 
 
 def test_both_forms_are_the_plain_model() -> None:
@@ -49,15 +64,12 @@ def test_both_forms_are_the_plain_model() -> None:
     assert together.mesh.axis("ep").hops == (2, 2)
     assert apart.mesh.axis("ep").hops == ()
     with double_throughout(FAMILY, RECIPE):
-        case = build(FAMILY, DTYPES[RECIPE])
-        targets = (case.batch["labels"][:, 1:] != -100).sum()
-        batch = {**case.batch, "num_items_in_batch": targets}
-        wanted_loss, wanted = plain_step(case.model, [batch], sums=False)
-        captured = capture(case.model, batch, recipe=RECIPE, rows=ROWS)
+        model, batch = case().model, case().batch
+        wanted_loss, wanted = plain_step(model, [batch], sums=False)
         for made in (together, apart):
-            program, mesh = lower(captured, made), made.mesh
-            state, slots = dict(case.model.named_parameters()), {slot.fqn: slot for slot in program.params}
-            inputs, buffers = captured.batch.flatten(batch), dict(case.model.named_buffers())
+            program, mesh = lower(captured(), made), made.mesh
+            state, slots = dict(model.named_parameters()), {slot.fqn: slot for slot in program.params}
+            inputs, buffers = captured().batch.flatten(batch), dict(model.named_buffers())
 
             def work(rank: int, bound: Bound, program: ParallelProgram = program, mesh: Mesh = mesh) -> Any:
                 params = {n: cut(state[n].detach(), s.stored, mesh, rank) for n, s in slots.items()}  # noqa: B023
@@ -81,7 +93,7 @@ def test_both_forms_run(ranks: RankPool, tmp_path: Path) -> None:
     reference(FAMILY, RECIPE, path)
     for made in (plan(), plan(ep_kind="apart")):
         results = ranks.run(
-            "tests.end_to_end.experts:compare", ranks=4, family=FAMILY, recipe=RECIPE, plan=made.content, path=str(path)
+            f"{experts.__name__}:compare", ranks=4, family=FAMILY, recipe=RECIPE, plan=made.content, path=str(path)
         )
         worst = {what: max(result[what] for result in results) for what in LIMITS[RECIPE]}
         assert all(worst[what] <= limit for what, limit in LIMITS[RECIPE].items()), worst
@@ -105,7 +117,7 @@ def test_hops_that_join_no_copies_are_refused() -> None:
     with pytest.raises(LegalityError, match=r"exchange relayed .*: expected a form that saves bytes, but it takes"):
         plan(ep_kind="relayed")
     with pytest.raises(LegalityError, match=r"fix ep_kind=apart: expected ep of at least 2 beside it, but found ep=1"):
-        search(graph(FAMILY, RECIPE), two_nodes(), global_batch=ROWS, fix={"ep_kind": "apart"})
+        search(captured().graph, two_nodes(), global_batch=ROWS, fix={"ep_kind": "apart"})
 
 
 def words(made: Plan) -> str:
