@@ -82,10 +82,11 @@ def path(source: Layout, target: Layout, order: tuple[str, ...]) -> tuple[Step, 
 
 def blocking_axis(now: Layout, step: Step, order: tuple[str, ...]) -> str | None:
     """The axis that makes a step impossible: one behind it in split order that cuts the dim whose cut the step starts
-    or ends. Rows, and pieces inside each row (ROLES `batch` and `sequence`), do not meet."""
+    or ends. Rows, and pieces inside each row (data axes and one along sequences), do not meet."""
     dims = {p.dim for p in (step.source, step.target) if p.is_shard}
     for inner in order[order.index(step.axis) + 1 :]:
-        apart = {ROLES.get(step.axis), ROLES.get(inner)} == {"batch", "sequence"}
+        roles = {ROLES.get(step.axis), ROLES.get(inner)}
+        apart = "sequence" in roles and bool(roles & {"batch", "experts"})
         if now[inner].is_shard and now[inner].dim in dims and not apart:
             return inner
     return None

@@ -217,13 +217,14 @@ class _Propagation:
         moved = 0.0
         for name, text in zip(op.inputs, rule[0], strict=True):
             source, target, value = values[name], Placement.parse(text), graph.values[name]
-            if not is_reachable(source, target) or not self._may(op, rule, value, source, target):
+            fixed = name in graph.routed and source != target
+            if fixed or not is_reachable(source, target) or not self._may(op, rule, value, source, target):
                 return (float("inf"), 0, 0.0, 0)
             moved += TRAFFIC[kind_between(source, target)] * value.nbytes(self.rows)
         whole, computed, dims = 0, 0.0, 0
         for name, text in zip(op.outputs, rule[1], strict=True):
             value, placement = graph.values[name], Placement.parse(text)
-            if placement.is_shard and not self._divides(value, placement.dim):
+            if placement.is_shard and (name in graph.by_expert or not self._divides(value, placement.dim)):
                 return (float("inf"), 0, 0.0, 0)
             whole += placement.is_replicate
             dims += max(placement.dim, 0)
@@ -231,7 +232,7 @@ class _Propagation:
         return (moved, whole, computed, dims)
 
     def _may(self, op: Op, rule: Rule, value: Value, source: Placement, target: Placement) -> bool:
-        if target.is_shard and not self._divides(value, target.dim):
+        if target.is_shard and (value.role == "param" or not self._divides(value, target.dim)):
             return False
         if not source.is_shard or source == target:
             return True

@@ -15,6 +15,7 @@ from hpsearch.graph import ModelGraph
 from hpsearch.layout import EXCHANGES
 from hpsearch.plan import Plan
 from hpsearch.search import search
+from tests.end_to_end import experts, models
 from tests.end_to_end.models import build
 from tests.end_to_end.parity import DTYPES, double_throughout, reference
 from tests.end_to_end.ranks import RankPool
@@ -58,6 +59,30 @@ def matrix() -> Iterator[Any]:
     cells = [(family, kind, name) for family in ("causal", "window", "packed") for kind in EXCHANGES for name in PLANS]
     for cell in cells + FURTHER:
         yield pytest.param(*cell, marks=[] if cell in ALWAYS else [pytest.mark.exhaustive])
+
+
+@pytest.mark.dist
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("family", "fix"),
+    [
+        ("mixtral", {"cp": 2}),
+        ("mixtral", {"cp": 2, "ep": 2, "cp_kind": "ring"}),
+        ("gpt_oss", {"cp": 2}),
+        ("t5", {"cp": 2, "micro_batches": 1}),
+        ("gpt2", {"cp": 2, "cp_kind": "ulysses"}),
+    ],
+)
+def test_other_families(family: str, fix: dict[str, int | str], ranks: RankPool, tmp_path: Path) -> None:
+    """Experts, sinks beside scores, an encoder with another sequence, learned positions. Passed on 2026-12-01."""
+    devices = int(fix["cp"]) * int(fix.get("ep", 1))
+    made = search(graph(family), slow_devices(devices), global_batch=models.ROWS, fix=fix)
+    reference(family, "fp64", tmp_path / "trace.pt")
+    work = f"{experts.compare.__module__}:{experts.compare.__name__}"
+    arguments = {"family": family, "recipe": "fp64", "plan": made.content, "path": str(tmp_path / "trace.pt")}
+    for result in ranks.run(work, ranks=devices, **arguments):
+        for what, limit in LIMITS.items():
+            assert result[what] <= limit, f"{what} under {made}"
 
 
 @pytest.mark.dist

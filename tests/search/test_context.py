@@ -17,9 +17,12 @@ from hpsearch.lower import lower
 from hpsearch.lower.accounting import collectives_of
 from hpsearch.plan import Plan
 from hpsearch.search import search
+from tests.end_to_end import experts
 from tests.end_to_end.models import build
 from tests.end_to_end.sequences import ROWS
 from tests.end_to_end.slow import slow_devices
+
+assert "mixtral" in experts.OTHERS
 
 
 @cache
@@ -50,8 +53,9 @@ def test_a_program_sends_what_the_plan_lists(kind: str) -> None:
     assert any(c.kind == named and c.axis == "cp" for c in made.file.collectives)
 
 
-def test_parameters_are_whole_on_cp_and_their_gradients_addends() -> None:
-    made = plan("causal", 4, cp=2, dp_shard=2)
+@pytest.mark.parametrize("family", ["causal", "mixtral"])
+def test_parameters_are_whole_on_cp_and_their_gradients_addends(family: str) -> None:
+    made = plan(family, 4, cp=2, dp_shard=2)
     for entry in made.file.parameters:
         assert "cp" not in entry.stored + entry.used
         assert "cp:P" in entry.gradient.split(), entry
