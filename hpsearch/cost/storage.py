@@ -58,12 +58,15 @@ class Storage:
         if self.gradient is not None:
             if not job.states_on_host:
                 found["optimizer"] = self.states_bytes(job, mesh)
-            found["gradients"] = stored * reduce
-            if self.residency == "step":
-                found["gradients"] += used * reduce
+            summed = self.residency == "step" and job.micro_batches > 1  # whole until the last micro-batch
+            found["gradients"] = (used if summed else stored) * reduce
         if self.residency == "step":
             found["gathered"] = used * ITEM_BYTES[job.recipe.compute]
         return found
+
+    def used_bytes(self, mesh: Mesh, dtype: str) -> int:
+        """Bytes of a tensor as the parameter is used."""
+        return _elements(self.shape, self.used, mesh) * ITEM_BYTES[dtype]
 
     def states_bytes(self, job: Job, mesh: Mesh) -> int:
         """Bytes of the optimizer's states, wherever they rest."""

@@ -32,7 +32,7 @@ from hpsearch.plan.patterns import further_names
 from hpsearch.plan.traffic import traffic
 from hpsearch.search.candidates import SPACE
 from hpsearch.search.fix import Fix
-from hpsearch.search.memory import bytes_by_category
+from hpsearch.search.step_memory import fullest
 from hpsearch.strategy import DataPlacements, Node
 
 LISTED_REFUSALS = 40
@@ -220,7 +220,7 @@ def _predicted(found: Found, communication_s: float) -> PredictedEntry:
         compute_s, filled = found.pipeline.compute_s, found.pipeline.bytes
     else:
         compute_s = _compute_s(found)
-        filled = bytes_by_category(table, found.choice, found.workspace_bytes)
+        filled = fullest(table, found.choice)
     return PredictedEntry(
         step_s=found.objective_s,
         compute_s=compute_s,

@@ -20,9 +20,9 @@ from hpsearch.schedule import Schedule
 from hpsearch.schedule.flow import rank_ends_s
 from hpsearch.search.assemble import Found, PipelineFound
 from hpsearch.search.in_flight import Kept, most_kept
-from hpsearch.search.memory import at_update, in_backward
+from hpsearch.search.memory import at_update
 from hpsearch.search.stage_prices import StagePrices
-from hpsearch.search.workspace import peak
+from hpsearch.search.step_memory import within
 
 Times = tuple[float, float, float, float]
 
@@ -142,16 +142,11 @@ class PricedPipeline:
 
 def fill_stage(prices: StagePrices, choice: Sequence[int], alive: int, pending: int) -> Counter[str]:
     """Bytes of a device by category while `alive` micro-batches of a stage are in flight."""
-    own = prices.choice(choice)
-    workspace, _ = peak(prices.table, own)
-    found = Counter(in_backward(prices.table, own, workspace))
-    found["activations"] = int(
-        sum(_total(part, choice) * n for part, n in ((prices.resident, alive), (prices.pending, pending)))
-    )
-    static = int(_total(prices.static, choice)) - sum(
-        found[name] for name in ("parameters", "gradients", "optimizer", "gathered", "buffers")
-    )
-    found["activations"] += max(0, static)  # what a recomputed block keeps for one micro-batch at a time
+    found = Counter(within(prices.table, prices.choice(choice)))
+    stage = prices.stage
+    ends = (*stage.takes, *stage.gives, *stage.takes_back, *stage.gives_back)
+    others = (prices.resident, max(alive, 1) - 1), (prices.pending, pending)
+    found["activations"] += int(sum(_total(part, choice) * n for part, n in others) + prices.passed_bytes(choice, ends))
     return found
 
 

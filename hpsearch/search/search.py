@@ -38,6 +38,7 @@ from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
 from hpsearch.search.pipeline import PipelineSearch
 from hpsearch.search.spaces import Spaces
+from hpsearch.search.step_memory import fullest
 from hpsearch.search.workspace import peak, row
 from hpsearch.solve import Row, solve
 
@@ -241,7 +242,7 @@ def _solve(state: _Search, entry: Entry) -> tuple[Found | None, float]:
                 state.refused.append(Refusal(candidate=entry.label, reason="does not fit in memory"))
             return None, proven_s
         workspace, moment = peak(entry.table, solution.choice)
-        if entry.table.problem.rows[0].total(solution.choice) + workspace <= limit:
+        if sum(fullest(entry.table, solution.choice).values()) <= limit:
             return Found(entry.table, solution.choice, solution.objective, entry.label, workspace), proven_s
         added = row(entry.table, moment, limit)
         if added.name in rows:

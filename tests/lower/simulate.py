@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hpsearch.lower import ParallelProgram, exchange
 from hpsearch.lower.executor import Bound
@@ -28,7 +29,8 @@ class Board:
         """The tensors of all ranks of `group`, in order; all must come with the same `what`."""
         with self.turn:
             post = self.posts.setdefault(key, {})
-            post[rank] = (what, tensor.clone())
+            with _disable_current_modes():  # what lies on the board is no memory of the rank
+                post[rank] = (what, tensor.clone())
             self.turn.notify_all()
             met = self.turn.wait_for(lambda: len(post) == len(group) or self.failed, timeout=60)
         assert met, f"rank {rank} waited too long in {what} {key}"

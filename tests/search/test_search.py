@@ -16,7 +16,7 @@ from hpsearch.search.candidates import Branch, meshes, micro_batch_counts, recom
 from hpsearch.search.fix import Fix, parse_fix
 from hpsearch.search.memory import usable_bytes
 from hpsearch.search.search import _Search
-from hpsearch.search.workspace import peak
+from hpsearch.search.step_memory import fullest
 from hpsearch.solve import solve
 from tests.search.toy import toy_cluster, toy_model
 
@@ -34,8 +34,7 @@ def every_candidate(memory_bytes: int, global_batch: int) -> dict[str, float]:
                 solution = solve(table.problem)
                 if solution.choice is None:
                     continue
-                workspace, _ = peak(table, solution.choice)
-                if table.problem.rows[0].total(solution.choice) + workspace <= usable_bytes(cluster):
+                if sum(fullest(table, solution.choice).values()) <= usable_bytes(cluster):
                     found[branch.label(count)] = solution.objective
     return found
 
