@@ -3,7 +3,8 @@
     python -m tests.benchmarks.bench_space [--only NAME] [--growth]
 
 Every figure is of a fresh process. "Cold" starts with an empty cache of graphs (imports and capture included), "kept"
-with the graph kept. Writes results/space.md.
+with the graph kept. "In buildings" is a cluster beyond the largest that is published: its outer tier is assumed, for
+growth alone. Writes results/space.md.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ bandwidth = { value = 46, unit = "GB/s", kind = "measured", source = "nt290" }
 efficiency = { value = 0.143, unit = "fraction", kind = "published", source = "llama3", note = "1 to 7, as among pods" }
 latency = { value = 20, unit = "us", kind = "specification", source = "llama3", note = "2 km of fibre and back" }
 """
-"""Between parts of 16,384 devices, as many as trained 405B, with the oversubscription that the same paper states
-between pods of 3,072 (https://arxiv.org/abs/2407.21783, section 3.3.1)."""
+"""An assumption: nobody has published such a tier. Between parts of 16,384 devices, as many as trained 405B, with the
+oversubscription that the same paper states between pods of 3,072 (https://arxiv.org/abs/2407.21783, section 3.3.1)."""
 DEPTH = tuple(
     Job(f"70b, {n} layers/1024", LLAMA_70B | {"num_hidden_layers": n}, "h100-sxm-roce400", 1024, 2048)
     for n in (80, 160, 800)
