@@ -1,4 +1,4 @@
-"""Twelve steps on real text: 8 bits train as 32 do. 200 steps of every recipe: `tests/benchmarks/bench_precision.py`."""
+"""Twelve steps on real text: 8 bits train as 32 do. 200 steps: `tests/benchmarks/bench_precision.py`."""
 
 from __future__ import annotations
 
