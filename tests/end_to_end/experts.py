@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -128,7 +130,11 @@ def losses(family: str, steps: int, plan: bytes | None) -> list[float]:
 
 
 def compiled(family: str, plan: bytes, inductor: bool) -> tuple[list[float], dict[str, torch.Tensor], dict[str, float]]:
-    """Losses of three steps with other rows each, the last gradients, and seconds of compilation."""
+    """Losses of three steps with other rows each, the last gradients, and seconds of compilation.
+
+    Each rank has a cache of its own: Inductor loads what another process may not have written to its end.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="hpsearch-inductor-")
     case = build(family, torch.float32)
     made = Plan.from_bytes(plan)
     parallel = hpsearch.compile(case.model, plan=made, loss=case.loss, recipe="fp32", inductor=inductor)
