@@ -16,9 +16,6 @@ FILES = {
 """Kind of a case, by the letters of its id, and the file of its tests."""
 
 GH = "https://github.com/"
-CP = "issue 5: context parallelism"
-EP = "issue 5: experts"
-PP = "issue 5: pipelines"
 QUANT = "issue 5: precision; no quantised weights here"
 COST = "issue 3: the profiler"
 
@@ -61,7 +58,7 @@ CASES = (
     Case("SHP-06", "an odd sequence length where tp would also cut the sequence",
          "the sequence stays whole; loss and gradients of one device", "pytorch/torchtitan/issues/1306"),
     Case("SHP-08", "packed documents whose lengths do not fit the sequence cut",
-         "each document padded, the loss over original tokens", "NVIDIA-NeMo/Megatron-Bridge/pull/1867", CP),
+         "any lengths, without padding, and exact", "NVIDIA-NeMo/Megatron-Bridge/pull/1867"),
     Case("SHP-10", "a second model in one process inherits the first one's head count",
          "no state between models: the same plan, byte for byte", "deepspeedai/DeepSpeed/issues/8291"),
     Case("SHP-11", "a vocabulary of 65,535 padded for tp and then saved padded",
@@ -109,7 +106,7 @@ CASES = (
     Case("NUM-03", "replicated norm weights see a part of the tokens when the sequence is cut",
          "their gradients are pending sums that get reduced", "NVIDIA/Megatron-LM/issues/1446"),
     Case("NUM-05", "an expert's gradient averaged over too few ranks",
-         "the gradients of one device", "pytorch/pytorch/issues/160285", EP),
+         "the gradients of one device", "pytorch/pytorch/issues/160285"),
     Case("NUM-06", "replicated gradients counted once a rank in the norm",
          "sqrt(9+16+16), and the largest for the infinite norm", "pytorch/torchtitan/issues/596"),
     Case("NUM-08", "dropout masks and initial values change with the layout",
@@ -123,9 +120,9 @@ CASES = (
     Case("NUM-15", "weight decay by number of dims fails on flattened parameters",
          "parameters keep their shapes and names", "mlfoundations/open_clip/pull/358"),
     Case("NUM-16", "router detached by a collective without gradient",
-         "gradients, zero and not absent, for unused experts", "NVIDIA-NeMo/Automodel/pull/2995", EP),
+         "gradients, zero and not absent, for unused experts", "NVIDIA-NeMo/Automodel/pull/2995"),
     Case("NUM-18", "sliding windows lost or permuted when the sequence is cut",
-         "the masks of one device", "PrimeIntellect-ai/prime-rl/pull/2828", CP),
+         "the masks of one device", "PrimeIntellect-ai/prime-rl/pull/2828"),
     Case("CKP-01", "weights resumed on other ranks without the moments",
          "training goes on as if uninterrupted; a missing moment is an error", "areal-project/AReaL/pull/1468"),
     Case("CKP-03", "counts per rank in shared metadata",
@@ -139,7 +136,7 @@ CASES = (
     Case("ROB-03", "the model changed after the plan was saved, or the file is old or damaged",
          "the first difference, the version, line and column", "halide/Halide/issues/4068"),
     Case("ROB-05", "unordered groups decide the order of collectives",
-         "one total order on all members", "NVIDIA/Megatron-LM/pull/6616", PP),
+         "one total order on all members", "NVIDIA/Megatron-LM/pull/6616"),
     Case("ROB-06", "a pin and a memory limit that exclude each other: 'infeasible'",
          "the limit, the pins, the memory that is enough, does it fit without", "meta-pytorch/autoparallel/pull/475"),
     Case("ROB-08", "inputs in nested dicts, split otherwise than assumed",
@@ -218,9 +215,9 @@ CASES = (
     Case("MOE-03", "expert degree multiplied into the world size",
          "folded over the other axes", "pytorch/torchtitan/pull/4831"),
     Case("MOE-05", "ranks without tokens skip a gather",
-         "every rank joins every collective", "hiyouga/LlamaFactory/issues/9628", EP),
+         "every rank joins every collective", "hiyouga/LlamaFactory/issues/9628"),
     Case("MOE-06", "two overlapping collectives deadlock",
-         "one total order", "NVIDIA/Megatron-LM/issues/5749", EP),
+         "one total order", "NVIDIA/Megatron-LM/issues/5749"),
     Case("MOE-08", "node-limited routing planned by formulas for free routing",
          "the model's own routing", "NVIDIA-NeMo/Megatron-Bridge/pull/3928"),
 )

@@ -1,4 +1,4 @@
-"""Cases about experts: which degrees are legal, what they are folded over, and what a model's own routing costs."""
+"""Cases about experts: which degrees are legal, what a model's own routing costs, and what ranks do in which order."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+from hpsearch.capture import capture
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.dispatch import parts_met
-from hpsearch.errors import LegalityError
+from hpsearch.errors import CaptureError, LegalityError
 from hpsearch.estimate.pins import check_shape, layout_of
 from hpsearch.estimate.price import exchange_s
 from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.work import moe
 from hpsearch.space import best
 from hpsearch.space.pins import space_of
-from tests.cases import configs
+from tests.cases import configs, routed
+from tests.end_to_end.ranks import RankPool
+from tests.end_to_end.test_experts import plan
 from tests.estimate.stated import shape_of_config
 
 GLM_4_5 = shape_of_config(configs.GLM_4_5_AIR | {"n_routed_experts": 160, "num_hidden_layers": 92})
@@ -82,3 +87,51 @@ def test_moe_08_tokens_go_to_the_nodes_that_the_router_allows() -> None:
 
 def _free(shape: ModelShape) -> ModelShape:
     return replace(shape, expert_groups=1, most_groups=1)
+
+
+class Hit(nn.Module):
+    """Only the experts that some token goes to are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 4)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.router(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            out = out + self.experts[expert](x) * (chosen == expert)[:, None]
+        return out.square().mean()
+
+
+def test_moe_05_a_loop_over_what_the_data_chose_is_refused_with_its_line() -> None:
+    with pytest.raises(CaptureError, match=r"test_moe\.py, line \d+|test_moe\.py:\d+"):
+        capture(Hit(), (torch.empty(8, 8),), recipe="fp32")
+
+
+@pytest.fixture(scope="module")
+def stepped(ranks: RankPool) -> list[tuple[list[routed.Launch], dict[str, float | None]]]:
+    """A step of a model whose first expert gets every token and whose second none, on ep=2 beside dp_shard=2."""
+    made = plan("mixtral_skewed", "fp64", "ep-2 x fsdp-2")
+    return ranks.run(f"{routed.__name__}:step", ranks=4, family="mixtral_skewed", plan=made.content)
+
+
+@pytest.mark.dist
+def test_moe_05_ranks_without_tokens_join_every_collective(stepped: list[tuple[list[routed.Launch], object]]) -> None:
+    names = [[(len(group), name) for group, name in launches] for launches, _ in stepped]
+    assert names[0]
+    assert all(one == names[0] for one in names), "which experts got tokens decides nothing"
+
+
+@pytest.mark.dist
+def test_moe_06_all_ranks_start_collectives_in_one_order(stepped: list[tuple[list[routed.Launch], object]]) -> None:
+    queues = [launches for launches, _ in stepped]
+    groups = {group for queue in queues for group, _ in queue}
+    assert {len(group) for group in groups} >= {2}
+    for group in groups:
+        own = [[name for other, name in queues[rank] if other == group] for rank in group]
+        assert all(sequence == own[0] for sequence in own)
+    assert routed.drained(queues)
+    queues[0][0], queues[0][-1] = queues[0][-1], queues[0][0]
+    assert not routed.drained(queues), "the check can fail"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,11 +18,15 @@ from hpsearch.layout import Mesh
 from hpsearch.lower import lower
 from hpsearch.plan.stage_words import pipeline_words
 from hpsearch.run.stepper import check_equal_targets
-from tests.cases import jobs
+from tests.cases import jobs, routed
 from tests.cases.parity import generator, planned
 from tests.cases.plans import search, slow_devices
 from tests.cases.staged import staged
+from tests.end_to_end import experts, sequences
+from tests.end_to_end.parity import reference
 from tests.end_to_end.ranks import RankPool
+from tests.end_to_end.test_experts import plan as experts_plan
+from tests.end_to_end.test_sequences import plan as sequences_plan
 from tests.lower.plans import make_plan
 from tests.lower.reference import compare
 
@@ -105,6 +110,18 @@ def test_num_03_norm_gradients_under_a_cut_sequence() -> None:
     assert {"before.weight", "after.weight", "query_norm.weight", "key_norm.weight"} <= partial, "parts of the tokens"
     errors = compare(model, [batch], captured, lower(captured, plan))
     assert errors.gradient <= 1e-12
+
+
+@pytest.mark.dist
+def test_num_05_gradients_of_experts_are_averaged_over_all_tokens_once(ranks: RankPool, tmp_path: Path) -> None:
+    """Four data ranks, two ranks of experts: gradients, and parameters after three steps, are those of one process."""
+    reference("mixtral", "fp64", tmp_path / "trace.pt")
+    made = experts_plan("mixtral", "fp64", "ep-2 x fsdp-2")
+    work = f"{experts.__name__}:{experts.compare.__name__}"
+    told = {"family": "mixtral", "recipe": "fp64", "plan": made.content, "path": str(tmp_path / "trace.pt")}
+    for errors in ranks.run(work, ranks=4, **told):
+        assert errors["gradient"] <= 1e-10
+        assert errors["parameter"] <= 1e-10
 
 
 @pytest.mark.dist
@@ -263,6 +280,35 @@ def test_num_15_weight_decay_goes_by_the_original_shapes(ranks: RankPool) -> Non
     assert plan.parameter("linear.bias").stored == "dp_shard:S0"
     for changed in ranks.run(f"{JOBS}:decay", ranks=2, plan=plan.content):
         assert changed == ["linear.weight"]
+
+
+@pytest.mark.dist
+def test_num_16_routers_learn_and_unused_experts_have_zeros(ranks: RankPool, tmp_path: Path) -> None:
+    """Every token goes to expert 0 and none to expert 1; updates of both are those of one process."""
+    family = "qwen3_moe_skewed"
+    reference(family, "fp64", tmp_path / "trace.pt")
+    made = experts_plan(family, "fp64", "ep-2")
+    told = {"family": family, "plan": made.content}
+    work = f"{experts.__name__}:{experts.compare.__name__}"
+    for errors in ranks.run(work, ranks=2, recipe="fp64", path=str(tmp_path / "trace.pt"), **told):
+        assert errors["gradient"] <= 1e-10
+        assert errors["parameter"] <= 1e-10
+    even = experts_plan("qwen3_moe", "fp64", "ep-2")
+    for _, largest in ranks.run(f"{routed.__name__}:step", ranks=2, family="qwen3_moe", plan=even.content):
+        assert all(value for name, value in largest.items() if name.endswith("mlp.gate.weight")), "what experts did"
+    for _, largest in ranks.run(f"{routed.__name__}:step", ranks=2, **told):
+        assert None not in largest.values(), "zero, not absent"
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["ring", "ulysses"])
+def test_num_18_windows_and_positions_survive_a_cut_sequence(kind: str, ranks: RankPool, tmp_path: Path) -> None:
+    """Layers with a window of five and one without, rotary positions in both, on two ranks of sequences."""
+    reference("mixed_windows", "fp64", tmp_path / "trace.pt")
+    made = sequences_plan("mixed_windows", kind, "cp-2")
+    told = {"family": "mixed_windows", "recipe": "fp64", "plan": made.content, "path": str(tmp_path / "trace.pt")}
+    for errors in ranks.run(f"{sequences.__name__}:{sequences.compare.__name__}", ranks=2, **told):
+        assert errors["gradient"] <= 1e-10
 
 
 class Frozen(nn.Module):

@@ -26,10 +26,12 @@ from hpsearch.plan import Plan
 from hpsearch.space import best
 from hpsearch.space.layout_file import layout_file, save
 from hpsearch.space.pins import space_of
-from tests.cases import configs
+from tests.cases import configs, routed
 from tests.cases.parity import generator
 from tests.cases.plans import graph_of, h100, search, slow_devices
 from tests.cli.conftest import Command, Ended
+from tests.end_to_end.ranks import RankPool
+from tests.end_to_end.test_experts import plan as experts_plan
 from tests.estimate.stated import shape_of_config
 from tests.search.toy import toy_cluster, toy_model
 
@@ -323,3 +325,17 @@ def test_rob_13_a_layout_is_bound_to_its_cluster(hpsearch: Command, tmp_path: Pa
     found = priced(hpsearch, tmp_path, tmp_path / "layout.json")
     said = " ".join(found.stderr.split())
     assert f"({h100(2).digest[:12]}), but it was searched with others ({same_name.digest[:12]})" in said
+
+
+@pytest.mark.dist
+def test_rob_05_stages_with_experts_start_collectives_in_one_order(ranks: RankPool) -> None:
+    made = experts_plan("mixtral", "fp64", "pp-2 x ep-2")
+    found = ranks.run(f"{routed.__name__}:step", ranks=4, family="mixtral", plan=made.content)
+    queues = [launches for launches, _ in found]
+    groups = {group for queue in queues for group, _ in queue}
+    assert {(0, 1), (2, 3)} <= groups, "experts' groups lie inside a stage"
+    for group in groups:
+        own = [[name for other, name in queues[rank] if other == group] for rank in group]
+        assert own[0]
+        assert all(sequence == own[0] for sequence in own)
+    assert routed.drained(queues)

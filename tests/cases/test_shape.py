@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,10 @@ from hpsearch.strategy import enumerate_space, legal_tp
 from tests.cases import configs
 from tests.cases.parity import generator, planned
 from tests.cases.plans import graph_of, h100, search, slow_devices, uneven_cuts
+from tests.end_to_end import sequences
+from tests.end_to_end.parity import reference
+from tests.end_to_end.ranks import RankPool
+from tests.end_to_end.test_sequences import plan as sequences_plan
 from tests.search.toy import toy_model
 
 
@@ -293,3 +298,14 @@ def test_heads_without_a_config() -> None:
     assert "expected a divisor of query heads of the attention at test_shape.py:" in text
     assert "= 4, but 4 % 8 = 4. Legal tp for OddRows: [1, 2, 4]." in text
     assert lower(captured, search(captured.graph, slow_devices(1), global_batch=4)).mesh.num_ranks == 1
+
+
+@pytest.mark.dist
+def test_shp_08_documents_need_no_padding_where_a_sequence_is_cut(ranks: RankPool, tmp_path: Path) -> None:
+    """5 + 11 and 3 + 4 + 9 tokens in rows of 16 over two ranks: none has a multiple of four, and none is padded."""
+    reference("packed", "fp64", tmp_path / "trace.pt")
+    made = sequences_plan("packed", "gathered", "cp-2")
+    told = {"family": "packed", "recipe": "fp64", "plan": made.content, "path": str(tmp_path / "trace.pt")}
+    for errors in ranks.run(f"{sequences.__name__}:{sequences.compare.__name__}", ranks=2, **told):
+        assert errors["loss"] <= 1e-6
+        assert errors["gradient"] <= 1e-10
