@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from math import ceil, log2
+from math import ceil, gcd, lcm, log2
 
 import numpy as np
 
@@ -102,7 +102,9 @@ def _touched(domain_size: int, devices: int, size: int, stride: int) -> int:
         return size
     if block % domain_size == 0 and domain_size % stride == 0:
         return block // domain_size
-    first = (np.arange(devices // block)[:, None] * block + np.arange(stride)).reshape(-1, 1)
+    # Groups a common multiple apart lie alike, and so do those whose first ranks stand in one common divisor.
+    blocks = np.arange(min(devices // block, lcm(block, domain_size) // block))
+    first = (blocks[:, None] * block + np.arange(0, stride, gcd(stride, domain_size))).reshape(-1, 1)
     members = first + np.arange(size) * stride
     domain = members // domain_size
     touched = 1 + (np.diff(domain, axis=1) > 0).sum(axis=1)
