@@ -66,9 +66,9 @@ def table() -> Iterator[list[tuple[str, str, str, dict[str, float]]]]:
 
 ALWAYS = ("gpt_oss_skewed", "ep-2", "fp64")
 """What every test run takes, beside test_expert_hops.py (four ranks): products with biases, an expert of all tokens
-and one of none. Of the 160 others these were run by hand on 2026-12-01, gradients within 5.8e-14 (fp64): Mixtral under all
-eight plans; every family, even or skewed, under ep-4, ep-2 x tp-2 and ep-2 x fsdp-2; all but DeepSeek's skewed, even and
-skewed, under pp-2 x ep-2. Twenty steps: Mixtral and DeepSeek, skewed."""
+and one of none. Of the others these were run by hand on 2026-12-01, gradients within 5.8e-14 (fp64): Mixtral under all
+eight plans; every family, even or skewed, under ep-4, ep-2 x tp-2 and ep-2 x fsdp-2; all but DeepSeek's skewed, even
+and skewed, under pp-2 x ep-2. Twenty steps: Mixtral and DeepSeek, skewed."""
 
 
 def matrix() -> Iterator[Any]:
