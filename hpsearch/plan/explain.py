@@ -100,6 +100,13 @@ def _percent(part: float) -> str:
     return "all" if part == 1.0 else "under 0.1 %" if part < 0.001 else f"{part:.1%}"
 
 
+EXCHANGE_WORDS = {
+    "gathered": "attention gathers keys and values",
+    "ring": "keys and values go round",
+    "ulysses": "attention exchanges heads for positions (Ulysses)",
+}
+
+
 def mesh_table(plan: Plan) -> Table:
     table = tables.table("Mesh", "axis", "degree", "stride in ranks", "tier", "meaning")
     if (pipeline := plan.file.pipeline) is not None:
@@ -110,6 +117,9 @@ def mesh_table(plan: Plan) -> Table:
         if ROLES[axis.name] == "experts":
             hops = f"one copy of a token a domain, in hops of {' x '.join(map(str, axis.hops))}"
             meaning += f"; {hops if axis.hops else 'each copy of a token on its own'}"
+        if ROLES[axis.name] == "sequence":
+            pieces = "a piece from either end" if axis.order else "consecutive positions"
+            meaning += f"; {EXCHANGE_WORDS[axis.exchange]}; {pieces} of each sequence"
         table.add_row(axis.name, str(axis.size), str(axis.stride), axis.tier, meaning)
     if not plan.mesh.axes and plan.file.pipeline is None:
         table.add_row("-", "1", "-", "-", "one device")

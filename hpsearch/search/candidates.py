@@ -31,7 +31,7 @@ from hpsearch.strategy import (
 
 SPACE = (
     "meshes of one or two axes out of dp_replicate, dp_shard, tp (tp on neighbouring ranks), and ep where there are "
-    "experts; data axes split the batch; "
+    "experts, cp where it is pinned; data axes split the batch; "
     "on tp every op takes any rule of its table; per parameter stored whole, ZeRO-2 or ZeRO-3; "
     "micro-batch count; recompute none or full per block class"
 )

@@ -16,6 +16,7 @@ from hpsearch.layout import EXCHANGES
 from hpsearch.lower import lower
 from hpsearch.lower.accounting import collectives_of
 from hpsearch.plan import Plan
+from hpsearch.plan.explain import mesh_table
 from hpsearch.search import search
 from tests.end_to_end import experts
 from tests.end_to_end.models import build
@@ -117,6 +118,11 @@ def test_what_cannot_be_cut_is_refused_by_name(model: Any, devices: int, fix: di
     facts = graph(model).graph if isinstance(model, str) else other(model(), *shape)
     with pytest.raises(LegalityError, match=message):
         search(facts, slow_devices(devices), global_batch=ROWS, fix=fix)
+
+
+def test_a_plan_says_how_attention_runs() -> None:
+    (meaning,) = mesh_table(plan("causal", 2, cp=2, cp_kind="ring")).columns[-1].cells
+    assert str(meaning) == "context parallel; keys and values go round; a piece from either end of each sequence"
 
 
 def test_an_edited_kind_is_refused() -> None:
