@@ -38,9 +38,10 @@ from hpsearch.solve import Row, solve
 
 SPACE = (
     "pipelines of {pp} ranks, {vpp} stages on each, {kind}, blocks cut {cut}; inside a stage "
-    "meshes of one or two axes out of dp_replicate, dp_shard, tp, and ep of experts, cp where pinned; every op the same "
-    "rule on all stages; per parameter stored whole, ZeRO-2 or ZeRO-3; micro-batch count; recompute none or full per "
-    "block class. The bound is the work of all stages over {pp}; memory is of each rank at each moment of its schedule"
+    "meshes of one or two axes out of dp_replicate, dp_shard, tp, and ep of experts, cp where pinned; every op the "
+    "same rule on all stages; per parameter stored whole, ZeRO-2 or ZeRO-3; micro-batch count; recompute none or full "
+    "per block class. The bound is the work of all stages over {pp}; memory is of each rank at each moment of its "
+    "schedule"
 )
 TRIES = 8
 """How often the memory left for a candidate is tightened by what its workspace takes."""
