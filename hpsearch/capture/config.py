@@ -31,8 +31,8 @@ def capture_config(
     """Captures the class that `architectures[0]` names, on a batch made up from what its forward takes.
 
     config: path of a `config.json`, or its contents. rows: sequences (or images) of a batch. seq_len: tokens of each.
-    The graph of the default rows is kept for `hpsearch.graph.store.load_graph`: what is planned does not depend on which
-    rows were asked for last. Raises CaptureError, in one line, for a config that transformers does not know.
+    The graph of the default rows is kept for `hpsearch.graph.store.load_graph`: what is planned does not depend on
+    which rows were asked for last. Raises CaptureError, in one line, for a config that transformers does not know.
     """
     contents = read_config(config)
     model = model_of(deepcopy(contents))  # config classes write into nested dicts they are given
