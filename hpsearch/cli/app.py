@@ -17,7 +17,7 @@ from hpsearch.errors import HpsearchError
 
 COMMANDS = {
     "plan": "plan", "search": "search", "aim": "aim", "together": "together", "rules": "search",
-    "estimate": "estimate", "explain": "explain", "clusters": "clusters", "profile": "profile",
+    "estimate": "estimate", "emit": "emit", "explain": "explain", "clusters": "clusters", "profile": "profile",
     "calibrate": "calibrate", "quickstart": "quickstart",
 }  # fmt: skip
 """Command → module of this room that has it, as the help lists them."""

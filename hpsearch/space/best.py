@@ -296,7 +296,7 @@ def answers(
             search.look(candidates.some(at, at + BATCH))
             at += BATCH
         else:
-            refined = search.refine(size, lambda: goes_on(left_s()))
+            refined = search.refine(size, partial(goes_on, left_s()))  # the bound with those that are at work
             if refined is None:
                 break
             for entry in refined:

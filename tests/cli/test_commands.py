@@ -58,7 +58,7 @@ USAGE = [
     (PLAN, "Missing option '--seq-len'"),
     ([*PLAN, "--seq-len", 0], "Invalid value for '--seq-len'"),
     ([*PLAN, "--seq-len", 8, "--devices", 0], "Invalid value for '--devices'"),
-    ([*PLAN, "--seq-len", 8, "--fix", "ep=2"], "fix ep: expected one of"),
+    ([*PLAN, "--seq-len", 8, "--fix", "sp=2"], "fix sp: expected one of"),
     ([*PLAN, "--seq-len", 8, "--model", "no_such_module:build"], "no module named no_such_module"),
     ([*PLAN, "--seq-len", 8, "--model", ":build"], "expected module:callable, but got ':build'"),
     ([*PLAN, "--seq-len", 8, "--model", "json:nothing"], "json has no nothing"),
