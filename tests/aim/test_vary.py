@@ -94,6 +94,9 @@ def test_the_robust_layout_is_the_best_worst_case(name: str) -> None:
 def test_a_near_tie_goes_to_the_simpler_plan() -> None:
     space = space_of("data ranks")
     found = best(space)
+    near = [best(replace(space, pins={"zero": (zero,)})).best for zero in (0, 1, 2, 3)]
+    tried = {choice.layout: choice for choice in (*found.tried, *near)}
+    found = replace(found, tried=tuple(sorted(tried.values(), key=lambda one: one.step_s)))
     others = ties(space, found)
     assert others
     assert [one.slower for one in others] == sorted(one.slower for one in others)
