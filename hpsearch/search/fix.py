@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hpsearch.cluster.exchange import FORMS
 from hpsearch.errors import LegalityError, PlanError
 from hpsearch.layout import EXCHANGES, Layout
 from hpsearch.layout.mesh import RANK_ORDER
@@ -69,12 +70,14 @@ def parse_fix(given: Mapping[str, object] | None) -> Fix:
         problem = f"expected one of {', '.join(EXCHANGES)} beside cp of at least 2, but found cp={degrees.get('cp', 1)}"
         raise LegalityError(f"fix cp_kind={cp_kind}", problem, "Write --fix cp=2 --fix cp_kind=ring.")
     ep_kind = text.get("ep_kind")
+    if ep_kind not in (None, *FORMS):
+        raise LegalityError(f"fix ep_kind={ep_kind}", "expected apart or together", "Leave it out for the quicker one.")
     if ep_kind is not None and degrees.get("ep", 1) == 1:
         problem = f"expected ep of at least 2 beside it, but found ep={degrees.get('ep', 1)}"
         raise LegalityError(f"fix ep_kind={ep_kind}", problem, "Write --fix ep=2 as well.")
     micro = _whole("micro_batches", text["micro_batches"]) if "micro_batches" in text else None
     pp, vpp, kind, cut = _pipeline(text)
-    offload = text.get("offload")
+    offload = "+".join(sorted(text["offload"].split("+"))) if "offload" in text else None
     if offload not in (None, *OFFLOADED):
         raise LegalityError(f"fix offload={offload}", f"expected one of {', '.join(OFFLOADED)}", "Write one of them.")
     return Fix(degrees, micro, recompute, stored, text, cp_kind, ep_kind, pp, vpp, kind, cut, offload)
