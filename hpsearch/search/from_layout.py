@@ -74,6 +74,13 @@ def _spread(layout: ParallelLayout) -> int:
         return 1
     spread, rest = divmod(layout.ep * layout.etp, layout.tp)
     shards = layout.dp if layout.zero == 0 else _shards(layout)
+    if not rest and shards % spread and layout.cp > 1:
+        raise LegalityError(
+            f"layout, ep = {layout.ep} beside cp = {layout.cp}",
+            f"expected experts on the {shards} data ranks alone, but found them spread over ranks of cp too, of which "
+            f"there is no program",
+            f"Search with --fix cp=1, or an ep of at most {shards * layout.tp // layout.etp}.",
+        )
     if rest or shards % spread:
         raise LegalityError(
             f"layout, ep = {layout.ep} and etp = {layout.etp}",

@@ -22,6 +22,11 @@ def test_experts_of_a_layout_are_spread_over_what_tp_leaves() -> None:
     assert pins_of_layout(replace(sixteen, ep=4, etp=4), 16, 16).fix["ep"] == "4"
     with pytest.raises(LegalityError, match="ep = 2 and etp = 1: expected ep x etp over tp = 4 to divide 4 data"):
         pins_of_layout(replace(sixteen, ep=2), 16, 16)
+    wide = replace(sixteen, devices=8, tp=1, cp=4, ep=8, global_batch=16)
+    with pytest.raises(
+        LegalityError, match=r"ep = 8 beside cp = 4: .* 2 data ranks alone.* --fix cp=1, or an ep of at most 2"
+    ):
+        pins_of_layout(wide, 8, 16)
 
 
 def test_cut_sequences_of_a_layout_keep_their_kind() -> None:
