@@ -191,13 +191,16 @@ def _stands(layout: ParallelLayout) -> str:
 
 def _proof(found: Found) -> Text:
     proof = found.certificate
+    counts = f"{proof.considered:,} considered, {proof.pruned:,} excluded by bounds, {proof.solved:,} solved"
+    counts += f", {proof.left:,} left open." if proof.left else "."
+    if not proof.solved:  # ended among the first answers, which are tried before any bound is known
+        counts = f"Ended before any was proven; {counted(len(found.tried), 'layout')} tried for a first answer."
     lines = [
         f"Proven: no layout of the space takes less than {units.seconds(proof.bound_s)} (gap {proof.gap:.2%}), by this "
-        f"cost model. {proof.considered:,} considered, {proof.pruned:,} excluded by bounds, {proof.solved:,} solved"
-        + (f", {proof.left:,} left open." if proof.left else "."),
+        f"cost model. {counts}",
         f"Space: {proof.space}.",
     ]
-    if proof.gap > OPEN_CUTS and not proof.left:
+    if proof.gap > OPEN_CUTS and proof.solved and not proof.left:
         lines.insert(1, "The gap is that of cuts into stages: all are bounded, the best found by moving single layers.")
     lines += [f"Refused by {rule} ({counted(count, 'time')}): {what}." for rule, what, count in proof.refused]
     return Text("\n".join(lines))
