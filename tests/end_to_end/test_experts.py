@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from hpsearch.capture import capture
-from hpsearch.graph import ModelGraph
 from hpsearch.plan import Plan
 from hpsearch.search import search
 from tests.end_to_end import experts
 from tests.end_to_end.experts import EXPERTS
-from tests.end_to_end.models import ROWS, build
-from tests.end_to_end.parity import DTYPES, cast, double_throughout, reference
+from tests.end_to_end.models import ROWS
+from tests.end_to_end.parity import reference
 from tests.end_to_end.ranks import RankPool
 from tests.end_to_end.slow import slow_devices
-from tests.end_to_end.test_parity import LIMITS
+from tests.end_to_end.test_parity import LIMITS, graph, references, table
+
+__all__ = ["references", "table"]
+"""Fixtures of the parity matrix."""
 
 PLANS: dict[str, tuple[int, dict[str, object]]] = {
     "ep-2": (2, {"ep": 2}),
@@ -34,34 +35,9 @@ PLANS: dict[str, tuple[int, dict[str, object]]] = {
 
 
 @cache
-def graph(family: str, recipe: str) -> ModelGraph:
-    case = build(family, DTYPES[recipe])
-    with double_throughout(family, recipe):
-        return capture(case.model, cast(case.batch, DTYPES[recipe]), loss=case.loss, recipe=recipe, rows=2).graph
-
-
-@cache
 def plan(family: str, recipe: str, name: str) -> Plan:
     devices, fix = PLANS[name]
     return search(graph(family, recipe), slow_devices(devices), global_batch=ROWS, fix=fix)
-
-
-@pytest.fixture(scope="module")
-def references() -> dict[tuple[str, str], Path]:
-    return {}
-
-
-@pytest.fixture(scope="module")
-def table() -> Iterator[list[tuple[str, str, str, dict[str, float]]]]:
-    """Collects every figure; printed at the end, with the largest."""
-    rows: list[tuple[str, str, str, dict[str, float]]] = []
-    yield rows
-    for family, name, recipe, errors in rows:
-        print(f"{family:18} {name:22} {recipe} " + "  ".join(f"{k} {v:.1e}" for k, v in errors.items()))
-    for recipe in LIMITS:
-        found = [errors for _, _, r, errors in rows if r == recipe]
-        if found:
-            print(f"largest  {recipe} " + "  ".join(f"{k} {max(e[k] for e in found):.1e}" for k in found[0]))
 
 
 ALWAYS = ("gpt_oss_skewed", "ep-2", "fp64")
