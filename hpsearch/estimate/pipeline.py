@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from hpsearch.errors import LegalityError, PlanError
 from hpsearch.estimate.parallel import AS_RUN
 from hpsearch.schedule import Schedule, longest_chain, make_schedule, schedule_s, schedules_s
-from hpsearch.schedule.flow import flow
-from hpsearch.schedule.orders import interleaved_ahead, paired
+from hpsearch.schedule.flow import Flow, flow_of
+from hpsearch.schedule.kinds import make_rows
+from hpsearch.schedule.orders import paired, turns
+from hpsearch.schedule.schedule import Rows
 
 Floats = NDArray[np.float64]
 
@@ -31,24 +33,37 @@ def as_run(stages: int, chunks: int, micro_batches: int) -> Schedule:
     And where micro-batches are as many as ranks, interleaved, all forwards come first (Narayanan et al. 2021's code).
     Raises LegalityError where a last round is so small that ranks would wait for each other.
     """
-    total = micro_batches * chunks
+    _waits_as_run(stages, chunks, micro_batches)
+    return Schedule.of(_rows_as_run(stages, chunks, micro_batches))
 
-    def ahead(rank: int) -> int:
-        if chunks == 1:
-            return stages - 1 - rank
-        return total if micro_batches == stages else interleaved_ahead(rank, stages, chunks)
 
-    ranks = (paired(r, stages, chunks, micro_batches, min(ahead(r), total)) for r in range(stages))
-    schedule = Schedule(tuple(map(tuple, ranks)))
+def _rows_as_run(stages: int, chunks: int, micro_batches: int) -> Rows:
+    kind = "1f1b" if chunks == 1 else "gpipe" if micro_batches == stages else "interleaved"
+    return paired(stages, chunks, micro_batches, turns(kind, stages, chunks, micro_batches)[0])
+
+
+def _waits(kind: str, stages: int, chunks: int, micro_batches: int) -> Flow:
+    """Who waits for whom under `text`. Raises LegalityError as that does."""
+    if kind in AS_RUN:
+        return _waits_as_run(stages, chunks, micro_batches)
+    return _waits_as_made(kind, stages, chunks, micro_batches)
+
+
+@lru_cache(maxsize=64)
+def _waits_as_made(kind: str, stages: int, chunks: int, micro_batches: int) -> Flow:
+    return flow_of(make_rows(kind, stages, chunks, micro_batches))
+
+
+@lru_cache(maxsize=64)
+def _waits_as_run(stages: int, chunks: int, micro_batches: int) -> Flow:
     try:
-        flow(schedule)
+        return flow_of(_rows_as_run(stages, chunks, micro_batches))
     except PlanError as hang:
         rest = micro_batches % stages
         wanted = f"expected whole rounds of pp = {stages} where vpp = {chunks}, but the last has {rest}"
         legal = f"Legal: {micro_batches - rest}, {micro_batches - rest + stages}, …"
         where = f"layout, micro_batches = {micro_batches}"
         raise LegalityError(where, f"{wanted}, and {hang.problem}", legal) from hang
-    return schedule
 
 
 @dataclass(frozen=True)
@@ -87,7 +102,7 @@ def simulated_s(
     forward: Sequence[float], backward: Sequence[float], stages: int, micro_batches: int, hop_s: float
 ) -> float:
     """Seconds until every rank is done; `forward[i]`, `backward[i]` of chunk i, which stands on rank i mod stages."""
-    schedule = as_run(stages, len(forward) // stages, micro_batches)
+    schedule = _waits_as_run(stages, len(forward) // stages, micro_batches)
     return schedule_s(schedule, forward, backward, [0.0] * len(forward), hop_s)
 
 
@@ -104,14 +119,14 @@ Parts = tuple[Sequence[float], Sequence[float], Sequence[float]]
 
 def run_s(kind: str, parts: Parts, stages: int, micro_batches: int, hop_s: float) -> float:
     """Seconds until every rank is done with all micro-batches, under the schedule `kind`."""
-    return schedule_s(text(kind, stages, len(parts[0]) // stages, micro_batches), *parts, hop_s)
+    return schedule_s(_waits(kind, stages, len(parts[0]) // stages, micro_batches), *parts, hop_s)
 
 
 def run_path(kind: str, parts: Parts, stages: int, micro_batches: int, hop_s: float) -> Path:
     """The longest chain of `run_s`; of 1f1b and interleaved, long runs from two short ones, and whole backwards."""
     if kind in AS_RUN:
         return pipeline_path(parts[0], parts[1], stages, micro_batches, hop_s)
-    found = longest_chain(text(kind, stages, len(parts[0]) // stages, micro_batches), *parts, hop_s)
+    found = longest_chain(_waits(kind, stages, len(parts[0]) // stages, micro_batches), *parts, hop_s)
     forward, backward, weight = (
         tuple(map(float, one)) for one in (found.forward, found.backward_input, found.backward_weight)
     )
@@ -121,7 +136,7 @@ def run_path(kind: str, parts: Parts, stages: int, micro_batches: int, hop_s: fl
 def _simulated_path(
     forward: Sequence[float], backward: Sequence[float], stages: int, micro_batches: int, hop_s: float
 ) -> Path:
-    schedule = as_run(stages, len(forward) // stages, micro_batches)
+    schedule = _waits_as_run(stages, len(forward) // stages, micro_batches)
     chain = longest_chain(schedule, forward, backward, [0.0] * len(forward), hop_s)
     return Path(tuple(map(float, chain.forward)), tuple(map(float, chain.backward_input)), float(sum(chain.hops)))
 
@@ -163,5 +178,5 @@ def pipelines_s(forward: Floats, backward: Floats, stages: int, micro_batches: i
 
 
 def _all_simulated(forward: Floats, backward: Floats, stages: int, micro_batches: int, hop_s: Floats) -> Floats:
-    schedule = as_run(stages, forward.shape[1] // stages, micro_batches)
+    schedule = _waits_as_run(stages, forward.shape[1] // stages, micro_batches)
     return schedules_s(schedule, forward, backward, np.zeros_like(backward), hop_s)

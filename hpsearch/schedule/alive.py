@@ -12,8 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hpsearch.schedule.kinds import make_schedule
-from hpsearch.schedule.schedule import Ints, Schedule
+from hpsearch.schedule.kinds import make_rows
+from hpsearch.schedule.schedule import KIND_ORDER, Ints, Rows
 
 Floats = NDArray[np.float64]
 ROUNDS = 4
@@ -32,39 +32,31 @@ def alive(kind: str, stages: int, virtual: int, micro_batches: int) -> tuple[Int
     rounds = micro_batches // stages
     if rounds > ROUNDS:
         micro_batches = ROUNDS * stages + micro_batches % stages
-    return moments(make_schedule(kind, stages, virtual, micro_batches))
+    return moments(make_rows(kind, stages, virtual, micro_batches))
 
 
-def moments(schedule: Schedule) -> tuple[Ints, ...]:
+def moments(rows: Rows) -> tuple[Ints, ...]:
     """`alive` of one schedule, all of it read."""
-    return tuple(_of_rank(schedule, rank) for rank in range(len(schedule.ranks)))
+    return tuple(_of_rank(rows, rank) for rank in range(rows.ranks))
 
 
-def _of_rank(schedule: Schedule, rank: int) -> Ints:
-    mine = [stage for stage, other in enumerate(schedule.placement) if other == rank]
-    places, count = {stage: i for i, stage in enumerate(mine)}, len(mine)
-    waiting, owed = [0] * count, [0] * count
-    seen = dict[tuple[int, ...], None]()
-    for step in schedule.ranks[rank]:
-        for action in step.parts:
-            at, now = places[action.stage], [0] * (2 * count)
-            if action.kind == "F":
-                waiting[at] += 1
-            elif action.kind == "W":
-                owed[at] -= 1
-                continue
-            else:
-                waiting[at] -= 1
-                now[at + count * (action.kind == "B")] = 1
-            seen[(*waiting, *owed, *now)] = None
-            owed[at] += action.kind == "I"
-    return _outer(np.array(list(seen), dtype=np.int64))
+def _of_rank(rows: Rows, rank: int) -> Ints:
+    mine = np.flatnonzero(np.array(rows.placement) == rank)
+    _, _, stage, kind, _ = rows.table[rows.table[:, 0] == rank].T
+    here = (stage[:, None] == mine).astype(np.int64)
+    forward, inputs, weights, whole = (here * (kind == KIND_ORDER[one])[:, None] for one in "FIWB")
+    waiting, owed = np.cumsum(forward - inputs - whole, axis=0), np.cumsum(inputs - weights, axis=0) - inputs
+    found = np.hstack([waiting, owed, inputs, whole])[kind != KIND_ORDER["W"]]
+    return _outer(found[np.sort(np.unique(found, axis=0, return_index=True)[1])])
 
 
 def _outer(rows: Ints) -> Ints:
-    """Rows that no other is at least equal to in all columns."""
-    below = (rows[:, None, :] <= rows[None, :, :]).all(axis=2) & ~np.eye(len(rows), dtype=bool)
-    return np.asarray(rows[~below.any(axis=1)])
+    """Of different rows those that no other is at least equal to in all columns."""
+    left, kept = np.argsort(-rows.sum(axis=1), kind="stable"), list[int]()
+    while len(left):  # what is below another row is below one that no other is above
+        kept.append(int(left[0]))
+        left = left[~(rows[left] <= rows[left[0]]).all(axis=1)]
+    return np.asarray(rows[sorted(kept)])
 
 
 def surely_alive(kind: str, stages: int, virtual: int, rank: int, micro_batches: Floats) -> tuple[Floats, Floats]:

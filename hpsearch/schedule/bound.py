@@ -9,8 +9,8 @@ So it has the fill and drain of every rank, the work of the slowest one, the way
 with what is then left on each rank, and hops. What it misses are chains that leave a busy rank for another busy one;
 how much that is, is measured in `tests/schedule/test_bound.py`.
 How often each action lies on a chain is a whole number that depends on kind, ranks, stages a rank and micro-batches
-alone; it grows evenly with whole rounds of micro-batches, so that the chains of a long step are read off two short
-ones. The bound of many sets of times is one product of matrices.
+alone: in closed form where nothing runs as a pair, else read off two short texts, as it grows evenly with
+micro-batches. The bound of many sets of times is one product of matrices.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hpsearch.schedule.kinds import make_schedule
-from hpsearch.schedule.schedule import KIND_ORDER, Ints, Schedule
+from hpsearch.schedule.closed import closed
+from hpsearch.schedule.kinds import make_rows, refusal
+from hpsearch.schedule.schedule import KIND_ORDER, Ints, Rows
 
 Floats = NDArray[np.float64]
 COLUMN = [0, 1, 2, 1]
 """By kind, F I W B: which of three it counts in first; B counts in the third too."""
-SHORT = 3
-"""Rounds (micro-batches a rank) of which chains are read off the schedule itself."""
 ROUNDING = 1e-9
 """What the bound stays below a sum of up to millions of terms, whichever way it is added up."""
 
@@ -69,36 +68,41 @@ def lower_bounds_s(
     return np.asarray((times @ found.T).max(axis=1) * (1 - ROUNDING))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def chains(kind: str, stages: int, virtual: int, micro_batches: int) -> Floats:
-    """How often forward, input part, weight part of each stage, and each hop lie on each chain: [chains, columns]."""
-    rounds = micro_batches // stages
-    if rounds <= SHORT + 1:
-        return _of_short(kind, stages, virtual, micro_batches).astype(np.float64)
-    short = SHORT * stages + micro_batches % stages
-    one, two = (_of_short(kind, stages, virtual, m) for m in (short, short + stages))
-    return np.asarray(one + (rounds - SHORT) * (two - one), dtype=np.float64)
+    """How often forward, input part, weight part of each stage, and each hop lie on each chain: [chains, columns].
+    Raises LegalityError as `make_schedule` does."""
+    refused = refusal(kind, stages, virtual, micro_batches)
+    if refused is not None:
+        raise refused
+    found = closed(kind, stages, virtual, micro_batches)
+    if found is None and kind == "dualpipev":  # with one micro-batch more each rank has one round of pairs more
+        one, two = _of_short(stages, 2 * stages), _of_short(stages, 2 * stages + 1)
+        found = one + (micro_batches - 2 * stages) * (two - one)
+    elif found is None:
+        found = chains_of(make_rows(kind, stages, virtual, micro_batches))
+    return found.astype(np.float64)
 
 
-@lru_cache(maxsize=1024)
-def _of_short(kind: str, stages: int, virtual: int, micro_batches: int) -> Ints:
-    return chains_of(make_schedule(kind, stages, virtual, micro_batches))
+@lru_cache(maxsize=256)
+def _of_short(stages: int, micro_batches: int) -> Ints:
+    return chains_of(make_rows("dualpipev", stages, 2, micro_batches))
 
 
-def chains_of(schedule: Schedule) -> Ints:
+def chains_of(rows: Rows) -> Ints:
     """The chains of `chains`, read off one schedule."""
-    ways = _Ways(schedule)
-    return np.array([row for rank in range(len(schedule.ranks)) for row in ways.through(rank)])
+    ways = _Ways(rows)
+    return np.array([row for rank in range(rows.ranks) for row in ways.through(rank)])
 
 
 class _Ways:
     """Chains of one schedule, as the columns they count in. A key is F, B (whole, or its input part) or W as 0, 1, 2,
     stage and micro-batch."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.placement = schedule.placement
+    def __init__(self, rows: Rows) -> None:
+        self.placement = rows.placement
         self.stages = len(self.placement)
-        rank, step, stage, kind, micro = schedule.table.T
+        rank, step, stage, kind, micro = rows.table.T
         whole = (kind == KIND_ORDER["B"]).astype(np.int64)
         after = np.cumsum(1 + whole)
         self.columns = np.repeat(np.array(COLUMN)[kind] * self.stages + stage, 1 + whole)
@@ -107,9 +111,9 @@ class _Ways:
         self.ends = np.zeros(int(step.max()) + 2, dtype=np.int64)
         np.maximum.at(self.ends, step + 1, after)
         """Where the columns of each step end, one place on."""
-        self.at = np.full((3, self.stages, schedule.micro_batches), -1)
+        self.at = np.full((3, self.stages, rows.micro_batches), -1)
         self.at[np.array(COLUMN)[kind], stage, micro] = step
-        self.table = {one: schedule.table[rank == one] for one in range(len(schedule.ranks))}
+        self.table = {one: rows.table[rank == one] for one in range(rows.ranks)}
         self.hops = self._hops()
 
     def _hops(self) -> Ints:

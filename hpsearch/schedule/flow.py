@@ -1,7 +1,7 @@
 """How long a schedule takes: every action starts when its rank is free and its input has arrived.
 
 The rule of the event timeline (`hpsearch.schedule.simulate`), in arrays. Who waits for whom is read off a schedule
-once; then all actions that wait for nothing but earlier ones are computed together, for any number of sets of times.
+once; then all actions that wait for nothing but earlier ones are computed together, for many sets of times.
 Sends run beside the compute and take `hop_s` between stages on different ranks. Nothing is extrapolated: all
 micro-batches run. An overlapped pair takes as long as its two actions.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hpsearch.schedule.dry_run import in_order
-from hpsearch.schedule.schedule import KIND_ORDER, Ints, Schedule
+from hpsearch.schedule.schedule import KIND_ORDER, Ints, Rows, Schedule
 
 Floats = NDArray[np.float64]
 ENTRIES = 4_000_000
@@ -59,7 +59,6 @@ class Flow:
     waits: Waits
     pairs: Waits
     """Of the backwards in overlapped pairs; nothing for other nodes."""
-    levels: tuple[Level, ...]
     last: tuple[int, ...]
     """The last node of each rank; 0 where it does nothing."""
     crossing: tuple[bool, ...]
@@ -76,36 +75,52 @@ class Flow:
         nodes = np.flatnonzero(self.pairs.work != 4 * self.stages).tolist()
         return {n: (int(self.pairs.source[n]), int(self.pairs.edge[n]), int(self.pairs.work[n])) for n in nodes}
 
+    @cached_property
+    def by_level(self) -> tuple[tuple[Level, ...], list[int]]:
+        """Nodes numbered again, one level behind the other, and `last` so: what waits for nothing but earlier levels
+        is computed together."""
+        level, others = [0], self.pairs.source.tolist()
+        for node, (earlier, source, _, _) in enumerate(self.listed, start=1):
+            level.append(1 + max(level[earlier], level[source], level[others[node]]))
+        order = np.argsort(level, kind="stable")
+        new = np.empty(len(order), dtype=np.int64)
+        new[order] = np.arange(len(order))
+        before, found, lo = new[self.before[order]], list[Level](), 1
+        waits, pairs = (
+            Waits(new[one.source[order]], one.edge[order], one.work[order]) for one in (self.waits, self.pairs)
+        )
+        for size in np.bincount(level).tolist()[1:]:
+            nodes = slice(lo, lo + size)
+            some = [waits] + [pairs] * bool((pairs.work[nodes] != 4 * self.stages).any())
+            found.append(Level(nodes, before[nodes], tuple(one.of(nodes) for one in some)))
+            lo += size
+        return tuple(found), new[list(self.last)].tolist()
+
 
 @lru_cache(maxsize=256)
 def flow(schedule: Schedule) -> Flow:
     """Raises PlanError as `dry_run` does."""
-    placement, order = schedule.placement, in_order(schedule)
-    stages = len(placement)
-    ranked = np.lexsort((order.ranks, order.levels))
-    new = np.zeros(len(ranked) + 1, dtype=np.int64)
-    new[ranked + 1] = np.arange(1, len(ranked) + 1)
-    node_of = np.zeros(len(ranked), dtype=np.int64)
-    node_of[np.array(order.steps, dtype=np.int64)[ranked]] = np.arange(1, len(ranked) + 1)
+    return flow_of(schedule.rows)
 
-    def renamed(nodes: list[int]) -> Ints:
-        return np.concatenate([[0], new[np.array(nodes, dtype=np.int64)[ranked]]])
 
-    first, second = _hops_and_work(schedule, node_of)
-    waits, pairs = Waits(renamed(order.inputs), *first), Waits(renamed(order.others), *second)
-    last = [0] * len(schedule.ranks)
-    for node, rank in enumerate(order.ranks, start=1):
-        last[rank] = node
-    before = renamed(order.before)
-    levels = _levels(np.bincount(order.levels).tolist()[1:], before, waits, pairs, stages)
+def flow_of(rows: Rows) -> Flow:
+    """`flow` of a schedule that is at hand as rows."""
+    placement, order = rows.placement, in_order(rows)
+    nodes = np.arange(1, len(order.steps) + 1)
+    node_of, last = np.zeros_like(nodes), np.zeros(rows.ranks, dtype=np.int64)
+    node_of[order.steps] = nodes
+    np.maximum.at(last, order.ranks, nodes)
+    first, second = _hops_and_work(rows, node_of)
+    behind = [np.concatenate([[0], one]) for one in (order.before, order.inputs, order.others)]
     crossing = tuple(a != b for a, b in pairwise(placement))
-    return Flow(stages, before, waits, pairs, levels, tuple(new[last].tolist()), crossing)
+    waits, pairs = Waits(behind[1], *first), Waits(behind[2], *second)
+    return Flow(len(placement), behind[0], waits, pairs, tuple(last.tolist()), crossing)
 
 
-def _hops_and_work(schedule: Schedule, node_of: Ints) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+def _hops_and_work(rows: Rows, node_of: Ints) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
     """Rows of hops and of work by node, given the node of each step; then those of the second action of a pair."""
-    stages = len(schedule.placement)
-    _, step, stage, kind, _ = schedule.table.T
+    stages = len(rows.placement)
+    _, step, stage, kind, _ = rows.table.T
     edge = np.where(kind == KIND_ORDER["W"], stages - 1, stage)
     edge = np.where(kind == KIND_ORDER["F"], (stage - 1) % stages, edge)
     second = np.zeros(len(step), dtype=bool)
@@ -118,41 +133,36 @@ def _hops_and_work(schedule: Schedule, node_of: Ints) -> tuple[tuple[Ints, Ints]
     return found[0], found[1]
 
 
-def _levels(sizes: list[int], before: Ints, waits: Waits, pairs: Waits, stages: int) -> tuple[Level, ...]:
-    levels, lo = [], 1
-    for size in sizes:
-        nodes = slice(lo, lo + size)
-        some = [waits] + [pairs] * bool((pairs.work[nodes] != 4 * stages).any())
-        levels.append(Level(nodes, before[nodes], tuple(one.of(nodes) for one in some)))
-        lo += size
-    return tuple(levels)
-
-
 def schedule_s(
-    schedule: Schedule,
+    schedule: Schedule | Flow,
     forward: Sequence[float],
     backward_input: Sequence[float],
     backward_weight: Sequence[float],
     hop_s: float | Sequence[float] = 0.0,
 ) -> float:
-    """Seconds until every rank is done. Times of each stage; `hop_s` of each pair of neighbours, or of all alike."""
-    found = flow(schedule)
+    """Seconds until every rank is done. Times of each stage; `hop_s` of each pair of neighbours, or of all alike.
+    A schedule that is run often may be given as who waits for whom."""
+    found = _of(schedule)
     done = _walk(found, *_tables(found, forward, backward_input, backward_weight, hop_s))
     return max((done[node] for node in found.last), default=0.0)
 
 
+def _of(schedule: Schedule | Flow) -> Flow:
+    return schedule if isinstance(schedule, Flow) else flow(schedule)
+
+
 def schedules_s(
-    schedule: Schedule, forward: Floats, backward_input: Floats, backward_weight: Floats, hop_s: ArrayLike = 0.0
+    schedule: Schedule | Flow, forward: Floats, backward_input: Floats, backward_weight: Floats, hop_s: ArrayLike = 0.0
 ) -> Floats:
     """`schedule_s` of many sets of times: rows [sets, stages]; `hop_s` one number, [sets] or [sets, stages - 1]."""
     return np.asarray(rank_ends_s(schedule, forward, backward_input, backward_weight, hop_s).max(axis=1))
 
 
 def rank_ends_s(
-    schedule: Schedule, forward: Floats, backward_input: Floats, backward_weight: Floats, hop_s: ArrayLike = 0.0
+    schedule: Schedule | Flow, forward: Floats, backward_input: Floats, backward_weight: Floats, hop_s: ArrayLike = 0.0
 ) -> Floats:
     """When each rank is done, [sets, ranks]; arguments as of `schedules_s`."""
-    found = flow(schedule)
+    found = _of(schedule)
     sets = len(forward)
     hops = np.asarray(hop_s, dtype=np.float64)
     hops = np.broadcast_to(hops[:, None] if hops.ndim == 1 else hops, (sets, found.stages - 1))
@@ -169,7 +179,7 @@ def rank_ends_s(
         done = _ends(
             found, _rows(forward[part], backward_input[part], backward_weight[part]), _edges(found, hops[part])
         )
-        ends[part] = done[list(found.last)].T
+        ends[part] = done[found.by_level[1]].T
     return ends
 
 
@@ -186,9 +196,9 @@ def _edges(found: Flow, hops: Floats) -> Floats:
 
 
 def _ends(found: Flow, work: Floats, hops: Floats) -> Floats:
-    """When each node is done, [1 + nodes, sets]."""
+    """When each node is done, as numbered by level: [1 + nodes, sets]."""
     done = np.zeros((len(found.before), work.shape[1]))
-    for level in found.levels:
+    for level in found.by_level[0]:
         ready = done[level.before]
         for wait in level.waits:
             np.maximum(ready, done[wait.source] + hops[wait.edge], out=ready)
@@ -248,14 +258,14 @@ class Chain:
 
 
 def longest_chain(
-    schedule: Schedule,
+    schedule: Schedule | Flow,
     forward: Sequence[float],
     backward_input: Sequence[float],
     backward_weight: Sequence[float],
     hop_s: float | Sequence[float] = 0.0,
 ) -> Chain:
     """The actions whose sum is `schedule_s`, by count. Where a rank and an input are ready at once, the rank's."""
-    found = flow(schedule)
+    found = _of(schedule)
     work, hops = _tables(found, forward, backward_input, backward_weight, hop_s)
     done = _walk(found, work, hops)
     counts, crossed = [0] * len(work), [0] * found.stages

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from hpsearch.errors import LegalityError
 from hpsearch.schedule import orders
-from hpsearch.schedule.schedule import Schedule, Step
+from hpsearch.schedule.schedule import Rows, Schedule
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`order(rank, stages, virtual, micro_batches)`; what is legal is part of it."""
+    """`order(stages, virtual, micro_batches)`; what is legal is part of it."""
 
     name: str
-    order: Callable[[int, int, int, int], Iterable[Step]]
+    order: Callable[[int, int, int], Rows]
     least_virtual: int = 1
     most_virtual: int | None = 1
     least_micro_batches: int = 0
@@ -39,16 +39,20 @@ class Kind:
         return f"{stages}{', placed in a V' if self.vee else ''}; {counted}"
 
 
+def _paired(kind: str) -> Callable[[int, int, int], Rows]:
+    return lambda p, v, m: orders.paired(p, v, m, *orders.turns(kind, p, v, m))
+
+
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("gpipe", lambda r, p, v, m: orders.gpipe(r, m)),
-        Kind("1f1b", lambda r, p, v, m: orders.one_f_one_b(r, p, m), least_micro_batches=1),
-        Kind("interleaved", orders.interleaved, 2, None, 1, whole_rounds=True),
-        Kind("zb-h1", orders.zero_bubble, least_micro_batches=1, split=True),
-        Kind("interleaved-zb", orders.zero_bubble, 2, None, 1, whole_rounds=True, split=True),
-        Kind("zbv", lambda r, p, v, m: orders.zbv(r, p, m), 2, 2, split=True, vee=True),
-        Kind("dualpipev", lambda r, p, v, m: orders.dualpipev(r, p, m), 2, 2, 2, split=True, vee=True),
+        Kind("gpipe", _paired("gpipe")),
+        Kind("1f1b", _paired("1f1b"), least_micro_batches=1),
+        Kind("interleaved", _paired("interleaved"), 2, None, 1, whole_rounds=True),
+        Kind("zb-h1", _paired("zb-h1"), least_micro_batches=1, split=True),
+        Kind("interleaved-zb", _paired("interleaved-zb"), 2, None, 1, whole_rounds=True, split=True),
+        Kind("zbv", lambda p, v, m: orders.zbv(p, m), 2, 2, split=True, vee=True),
+        Kind("dualpipev", lambda p, v, m: orders.dualpipev(p, m), 2, 2, 2, split=True, vee=True),
     )
 }
 
@@ -93,8 +97,13 @@ def make_schedule(kind: str, stages: int, virtual: int, micro_batches: int) -> S
 
     Raises LegalityError, naming field, value and what is legal, where the kind has no such schedule.
     """
+    return Schedule.of(make_rows(kind, stages, virtual, micro_batches))
+
+
+@lru_cache(maxsize=16)
+def make_rows(kind: str, stages: int, virtual: int, micro_batches: int) -> Rows:
+    """`make_schedule`, as rows."""
     refused = refusal(kind, stages, virtual, micro_batches)
     if refused is not None:
         raise refused
-    order = KINDS[kind].order
-    return Schedule(tuple(tuple(order(rank, stages, virtual, micro_batches)) for rank in range(stages)))
+    return KINDS[kind].order(stages, virtual, micro_batches)

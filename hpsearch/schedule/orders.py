@@ -1,4 +1,4 @@
-"""In which order one rank does its actions, for every kind of schedule.
+"""In which order the ranks do their actions, for every kind of schedule; as rows, because texts are long.
 
 Orders are those of the papers as torch.distributed.pipelining 2.13 runs them, so that a plan's text is what a reader
 of either expects:
@@ -15,10 +15,12 @@ of either expects:
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+import numpy as np
+from numpy.typing import NDArray
 
-from hpsearch.schedule.schedule import Action, Overlapped, Step
+from hpsearch.schedule.schedule import KIND_ORDER, Ints, Rows
+
+F, INPUT, W, B = (KIND_ORDER[kind] for kind in "FIWB")
 
 
 def loop(ranks: int, virtual: int) -> tuple[int, ...]:
@@ -31,55 +33,63 @@ def vee(ranks: int) -> tuple[int, ...]:
     return (*range(ranks), *reversed(range(ranks)))
 
 
-def gpipe(rank: int, micro_batches: int) -> Iterator[Step]:
-    for kind in "FB":
-        yield from (Action(rank, kind, m) for m in range(micro_batches))
-
-
-def paired(rank: int, ranks: int, virtual: int, micro_batches: int, warm: int, late: int | None = None) -> list[Step]:
-    """`warm` forwards, then a forward and a backward in turn, then the remaining backwards. With `late` the backward is
-    split, and weight parts come `late` backwards behind their input parts.
+def paired(ranks: int, virtual: int, micro_batches: int, warm: list[int], late: list[int] | None = None) -> Rows:
+    """On each rank `warm` forwards, then a forward and a backward in turn, then the remaining backwards. With `late`
+    the backward is split, and weight parts come `late` backwards behind their input parts.
 
     Over several stages a rank, micro-batches go in groups of `ranks` through each of them; the last group may be
     smaller.
     """
     total = micro_batches * virtual
-    slots = list(_slots(ranks, virtual, micro_batches))
-    backward = [(virtual - 1 - chunk, m) for chunk, m in slots]
-    found: list[Step] = []
+    chunk, micro = _slots(ranks, virtual, micro_batches)
+    ahead, i = np.array(warm)[:, None], np.arange(total)
+    turn, left = i - ahead, total - ahead  # a forward's turn, below 0 while it is ahead; turns that have a forward
+    behind = np.full_like(ahead, total) if late is None else np.array(late)[:, None]
 
-    def add(kind: str, slot: tuple[int, int]) -> None:
-        found.append(Action(slot[0] * ranks + rank, kind, slot[1]))
+    def weights(turns: Ints) -> Ints:
+        """Weight parts before a turn."""
+        return np.asarray(np.maximum(turns - behind, 0))
 
-    for slot in slots[:warm]:
-        add("F", slot)
-    for i in range(total):
-        if warm + i < total:
-            add("F", slots[warm + i])
-        add("B" if late is None else "I", backward[i])
-        if late is not None and i >= late:
-            add("W", backward[i - late])
+    places = [np.where(turn < 0, i, ahead + 2 * turn + weights(turn)), ahead + np.minimum(i + 1, left) + i + weights(i)]
     if late is not None:
-        for slot in backward[max(total - late, 0) :]:
-            add("W", slot)
-    return found
+        soon = ahead + np.minimum(i + behind + 1, left) + 2 * i + behind + 1
+        places.append(np.where(i + behind < total, soon, 2 * total + i))
+    parts = len(places)
+    at = np.concatenate(places, axis=1) + parts * total * np.arange(ranks)[:, None]
+    chunks = np.concatenate([chunk, *[virtual - 1 - chunk] * (parts - 1)])
+    kinds = np.repeat([F, B if late is None else INPUT, W][:parts], total)
+    rank, stage, kind, micros = (np.empty(at.size, dtype=np.int64) for _ in range(4))
+    rank[at], kind[at], micros[at] = np.arange(ranks)[:, None], kinds, np.tile(micro, parts)
+    stage[at] = chunks * ranks + np.arange(ranks)[:, None]
+    return Rows.of(rank, np.arange(at.size), stage, kind, micros, ranks)
 
 
-def _slots(ranks: int, virtual: int, micro_batches: int) -> Iterator[tuple[int, int]]:
+def _slots(ranks: int, virtual: int, micro_batches: int) -> tuple[Ints, Ints]:
     """Which of a rank's stages, and micro-batch, in the order of the forwards."""
     group = micro_batches if virtual == 1 else ranks
-    for first in range(0, micro_batches, group):
-        for chunk in range(virtual):
-            yield from ((chunk, m) for m in range(first, min(first + group, micro_batches)))
+    micro = np.tile(np.arange(micro_batches), virtual)
+    chunk = np.repeat(np.arange(virtual), micro_batches)
+    order = np.lexsort((micro, chunk, micro // group))
+    return chunk[order], micro[order]
 
 
-def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[Step]:
-    return paired(rank, ranks, 1, micro_batches, min(ranks - 1 - rank, micro_batches))
+def order_of_chunks(ranks: int, virtual: int, micro_batches: int) -> tuple[Ints, Ints]:
+    """Which of a rank's stages, in the order of forwards and of backwards."""
+    chunk, _ = _slots(ranks, virtual, micro_batches)
+    return chunk, virtual - 1 - chunk
 
 
-def interleaved(rank: int, ranks: int, virtual: int, micro_batches: int) -> list[Step]:
-    ahead = interleaved_ahead(rank, ranks, virtual)
-    return paired(rank, ranks, virtual, micro_batches, min(ahead, virtual * micro_batches))
+def turns(kind: str, ranks: int, virtual: int, micro_batches: int) -> tuple[list[int], list[int] | None]:
+    """`warm` and `late` of `paired`."""
+    every = range(ranks)
+    total, late = micro_batches * virtual, list(every) if kind in ("zb-h1", "interleaved-zb") else None
+    if kind == "gpipe":
+        ahead = [total] * ranks
+    elif kind == "interleaved":
+        ahead = [interleaved_ahead(rank, ranks, virtual) for rank in every]
+    else:
+        ahead = [(virtual - 1) * ranks + ranks - 1 - rank for rank in every]
+    return [min(one, total) for one in ahead], late
 
 
 def interleaved_ahead(rank: int, ranks: int, virtual: int) -> int:
@@ -87,92 +97,77 @@ def interleaved_ahead(rank: int, ranks: int, virtual: int) -> int:
     return (virtual - 1) * ranks + 2 * (ranks - 1 - rank)
 
 
-def zero_bubble(rank: int, ranks: int, virtual: int, micro_batches: int) -> list[Step]:
-    ahead = (virtual - 1) * ranks + (ranks - 1 - rank)
-    return paired(rank, ranks, virtual, micro_batches, min(ahead, virtual * micro_batches), late=rank)
+Word = tuple[int, int]
+"""A rank's first (0) or second (1) stage, and what it does."""
+F0, F1, I0, I1, W0, W1, B0, B1 = ((chunk, kind) for kind in (F, INPUT, W, B) for chunk in (0, 1))
 
 
-class _Count:
-    """Actions of two stages, each kind of each stage counting its micro-batches up."""
-
-    def __init__(self, stages: tuple[int, int]) -> None:
-        self.stages = stages
-        self.next = {(chunk, kind): 0 for chunk in (0, 1) for kind in "FBW"}
-        self.found: list[Step] = []
-        self.owed: deque[Action] = deque()
-
-    def take(self, chunk: int, kind: str) -> Action:
-        """The next action of this stage; input parts and whole backwards count together."""
-        key = (chunk, "B" if kind == "I" else kind)
-        self.next[key] += 1
-        return Action(self.stages[chunk], kind, self.next[key] - 1)
-
-    def add(self, *actions: tuple[int, str]) -> None:
-        for chunk, kind in actions:
-            action = self.take(chunk, kind)
-            self.found.append(action)
-            if kind == "I":
-                self.owed.append(action)
-
-    def add_pair(self, forward: int, backward: int) -> None:
-        self.found.append(Overlapped(self.take(forward, "F"), self.take(backward, "B")))
-
-    def add_weight(self) -> None:
-        """The weight part that has waited longest, if any does."""
-        if self.owed:
-            action = self.owed.popleft()
-            self.found.append(Action(action.stage, "W", action.microbatch))
-
-
-def zbv(rank: int, ranks: int, micro_batches: int) -> list[Step]:
+def zbv(ranks: int, micro_batches: int) -> Rows:
     """Zero bubble if F, I and W take equally long. With fewer than 2·ranks - 1 micro-batches the order has holes."""
-    full = max(2 * ranks - 1, micro_batches)
-    work = _Count((rank, 2 * ranks - 1 - rank))
-    work.add(*[(0, "F")] * (2 * (ranks - rank) - 1))
-    work.add(*[(1, "F"), (0, "F")] * rank)
-    work.add(*[(1, "F"), (1, "I"), (1, "W")] * (ranks - rank))
-    while work.next[1, "F"] < work.next[0, "F"] or work.next[0, "F"] < full:
-        if work.next[0, "F"] < full:
-            work.add((0, "F"))
-        work.add((0, "I"), (0, "W"), (1, "F"), (1, "I"), (1, "W"))
-    work.add(*[(0, "I"), (1, "I")] * rank)
-    work.add(*[(0, "I"), (0, "W")] * (ranks - rank))
-    for chunk in (1, 0):
-        work.add(*[(chunk, "W")] * (full - work.next[chunk, "W"]))
-    return [step for step in work.found if all(action.microbatch < micro_batches for action in step.parts)]
+    full, found = max(2 * ranks - 1, micro_batches), []
+    for rank in range(ranks):
+        back = ranks - rank
+        steady = full - (2 * ranks - rank - 1)  # rounds with a forward of the first stage; then there are none left
+        words = _words(
+            ([F0], 2 * back - 1), ([F1, F0], rank), ([F1, I1, W1], back), ([F0, I0, W0, F1, I1, W1], steady),
+            ([I0, W0, F1, I1, W1], full - ranks - steady), ([I0, I1], rank), ([I0, W0], back), ([W1], rank),
+            ([W0], rank),
+        )  # fmt: skip
+        found.append((words, np.ones(len(words), dtype=bool)))
+    return _in_a_vee(found, micro_batches, is_owed=False)
 
 
-def dualpipev(rank: int, ranks: int, micro_batches: int) -> list[Step]:
-    """The eight steps of DeepSeek's `dualpipev.py`; needs 2·ranks micro-batches."""
-    work = _Count((rank, 2 * ranks - 1 - rank))
-    behind = ranks - rank - 1
-    work.add(*[(0, "F")] * (2 * behind))
-    work.add(*[(0, "F"), (1, "F")] * (rank + 1))
-    for _ in range(behind):
-        work.add((1, "I"))
-        work.add_weight()
-        work.add((1, "F"))
-    for i in range(micro_batches - 2 * ranks + rank + 1):
-        if i == 0 and behind == 0:
-            work.add((0, "F"), (1, "B"))
-        else:
-            work.add_pair(0, 1)
-        work.add_pair(1, 0)
-    for _ in range(behind):
-        work.add((1, "B"))
-        work.add_pair(1, 0)
-    _fold(work, rank, behind)
-    return work.found
+def dualpipev(ranks: int, micro_batches: int) -> Rows:
+    """The eight steps of DeepSeek's `dualpipev.py`; needs 2·ranks micro-batches. The weight part that has waited
+    longest comes first."""
+    found = []
+    for rank in range(ranks):
+        behind, rounds = ranks - rank - 1, micro_batches - 2 * ranks + rank + 1
+        apart = 0 if behind else min(rounds, 1)  # the last rank's first pair is none
+        begin = _words(([F0], 2 * behind), ([F0, F1], rank + 1), ([I1, W0, F1], behind))
+        pairs = _words(([F0, B1, F1, B0], rounds), ([B1, F1, B0], behind))
+        words = np.concatenate([begin, pairs, _folded(rank, behind)])
+        new = np.ones(len(words), dtype=bool)
+        new[len(begin) + 1 : len(begin) + 4 * rounds : 2] = False
+        new[len(begin) + 4 * rounds + 2 : len(begin) + len(pairs) : 3] = False
+        new[len(begin) + 1 : len(begin) + 2 * apart] = True
+        found.append((words, new))
+    return _in_a_vee(found, micro_batches, is_owed=True)
 
 
-def _fold(work: _Count, rank: int, behind: int) -> None:
+def _folded(rank: int, behind: int) -> Ints:
     """The end of DualPipeV: from the middle of the last backwards on, weight parts are put off to fill the holes."""
     half, parity = (rank + 1) // 2, rank % 2
-    for i in range(rank + 1):
-        work.add((1, "I" if i > half or (i == half and parity) else "B"))
-        work.add((0, "I" if i >= half else "B"))
-    for _ in range(behind):
-        work.add_weight()
-        work.add((0, "I"))
-    for _ in range(rank + 1):
-        work.add_weight()
+    first = [(B1, B0)] * half + [(I1 if parity else B1, I0)] + [(I1, I0)] * (rank - half)
+    return _words(([word for pair in first for word in pair], 1), ([W0, I0], behind), ([W0], rank + 1))
+
+
+def _words(*runs: tuple[list[Word], int]) -> Ints:
+    """[actions, 2]: words, each repeated so many times."""
+    parts = [np.tile(np.array(words, dtype=np.int64).reshape(-1, 2), (times, 1)) for words, times in runs if times > 0]
+    return np.concatenate([np.empty((0, 2), dtype=np.int64), *parts])
+
+
+def _in_a_vee(ranks: list[tuple[Ints, NDArray[np.bool_]]], micro_batches: int, *, is_owed: bool) -> Rows:
+    """Rows of words of each rank; and whether a word begins a step, or is the second of a pair.
+
+    Micro-batches count up: forwards, backwards and weight parts of each stage. `is_owed`: weight parts are those of the
+    input parts that have waited longest, of either stage.
+    """
+    count, parts, steps = len(ranks), list[Ints](), 0
+    for rank, (words, new) in enumerate(ranks):
+        chunk, kind = words.T
+        micro, chunk = np.empty(len(words), dtype=np.int64), chunk.copy()
+        for one in (0, 1):
+            for kinds in ([F], [INPUT, B], [W]):
+                some = np.flatnonzero((chunk == one) & np.isin(kind, kinds))
+                micro[some] = np.arange(len(some))
+        if is_owed:
+            inputs, weights = np.flatnonzero(kind == INPUT), np.flatnonzero(kind == W)
+            chunk[weights], micro[weights] = chunk[inputs], micro[inputs]
+        stage = np.where(chunk == 0, rank, 2 * count - 1 - rank)
+        kept = micro < micro_batches
+        step = np.cumsum(new[kept]) - 1 + steps
+        steps = int(step[-1]) + 1
+        parts.append(np.stack([np.full(len(step), rank), step, stage[kept], kind[kept], micro[kept]]))
+    return Rows(np.concatenate(parts, axis=1).T, count)

@@ -70,6 +70,46 @@ def _step(text: str) -> Step:
     return Action.parse(text) if pair is None else Overlapped(Action.parse(pair[1]), Action.parse(pair[2]))
 
 
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A schedule as an array, which long ones are computed with: an action is a row, in the order of `actions`."""
+
+    table: Ints
+    """[actions, 5]: rank, step (counted through all ranks), stage, kind, micro-batch. Two actions of a step overlap."""
+    ranks: int
+
+    @staticmethod
+    def of(rank: Ints, step: Ints, stage: Ints, kind: Ints, micro_batch: Ints, ranks: int) -> Rows:
+        """Given as columns."""
+        return Rows(np.stack([rank, step, stage, kind, micro_batch], axis=1), ranks)
+
+    @cached_property
+    def placement(self) -> tuple[int, ...]:
+        """The rank that holds each stage. Raises PlanError when a stage stands on two ranks, or on none."""
+        count = max(self.ranks, 1)
+        held = [divmod(one, count) for one in np.unique(self.table[:, 2] * count + self.table[:, 0]).tolist()]
+        for (stage, rank), (other_stage, other) in pairwise(held):
+            if stage == other_stage:
+                problem = f"expected one rank to hold stage {stage}, but ranks {rank} and {other} do"
+                raise PlanError("schedule", problem, f"Move its actions to rank {rank}.")
+        for expected, (stage, _) in enumerate(held):
+            if stage != expected:
+                problem = f"expected stages 0 to {held[-1][0]}, but no rank does anything for stage {expected}"
+                raise PlanError("schedule", problem, "Give each stage its actions.")
+        return tuple(rank for _, rank in held)
+
+    @cached_property
+    def micro_batches(self) -> int:
+        return int(self.table[:, 4].max(initial=-1)) + 1
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """How many each rank does."""
+        rank, step = self.table[:, 0], self.table[:, 1]
+        first = np.diff(step, prepend=-1) > 0
+        return [int(count) for count in np.bincount(rank[first], minlength=self.ranks)]
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Actions of every rank of the pipeline axis, in order. The rank that has a stage's actions holds the stage."""
@@ -104,34 +144,40 @@ class Schedule:
                     yield rank, action
 
     @cached_property
-    def table(self) -> Ints:
-        """Every action, in the order of `actions`: rank, step (counted through all ranks), stage, kind, micro-batch."""
+    def rows(self) -> Rows:
+        """Every action as a row."""
         steps = [step for steps in self.ranks for step in steps]
         rank = np.repeat(np.arange(len(self.ranks)), [len(steps) for steps in self.ranks])
         sizes = [2 if isinstance(step, Overlapped) else 1 for step in steps]
         done = [one for step in steps for one in step.parts]
         columns = [one.stage for one in done], [KIND_ORDER[one.kind] for one in done], [one.microbatch for one in done]
         at = np.repeat(np.arange(len(steps)), sizes)
-        return np.array([rank[at], at, *columns], dtype=np.int64).T.reshape(-1, 5)
+        return Rows(np.array([rank[at], at, *columns], dtype=np.int64).T.reshape(-1, 5), len(self.ranks))
 
-    @cached_property
+    @staticmethod
+    def of(rows: Rows) -> Schedule:
+        """The schedule of these rows."""
+        kinds, at = tuple(KIND_ORDER), -1
+        ranks: list[list[Step]] = [[] for _ in range(rows.ranks)]
+        for rank, step, stage, kind, micro_batch in rows.table.tolist():
+            action, mine = Action(stage, kinds[kind], micro_batch), ranks[rank]
+            if step == at:
+                forward = mine.pop()
+                assert isinstance(forward, Action)
+                mine.append(Overlapped(forward, action))
+            else:
+                mine.append(action)
+            at = step
+        return Schedule(tuple(map(tuple, ranks)))
+
+    @property
     def placement(self) -> tuple[int, ...]:
         """The rank that holds each stage. Raises PlanError when a stage stands on two ranks, or on none."""
-        count = max(len(self.ranks), 1)
-        held = [divmod(one, count) for one in np.unique(self.table[:, 2] * count + self.table[:, 0]).tolist()]
-        for (stage, rank), (other_stage, other) in pairwise(held):
-            if stage == other_stage:
-                problem = f"expected one rank to hold stage {stage}, but ranks {rank} and {other} do"
-                raise PlanError("schedule", problem, f"Move its actions to rank {rank}.")
-        for expected, (stage, _) in enumerate(held):
-            if stage != expected:
-                problem = f"expected stages 0 to {held[-1][0]}, but no rank does anything for stage {expected}"
-                raise PlanError("schedule", problem, "Give each stage its actions.")
-        return tuple(rank for _, rank in held)
+        return self.rows.placement
 
-    @cached_property
+    @property
     def micro_batches(self) -> int:
-        return int(self.table[:, 4].max(initial=-1)) + 1
+        return self.rows.micro_batches
 
 
 def one_stage(micro_batches: int) -> Schedule:

@@ -87,13 +87,13 @@ def test_in_the_median_within_two_percent_of_uneven_stages(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
-def test_chains_of_long_steps_are_read_off_short_ones(kind: str, ranks: int) -> None:
-    """To the last count what the long schedule itself says."""
+def test_chains_without_a_text_are_those_of_the_text(kind: str, ranks: int) -> None:
+    """To the last count what the schedule itself says, long or short."""
     rule = KINDS[kind]
     for virtual in [rule.least_virtual] if rule.most_virtual else [2, 3, 4]:
-        for m in range(5 * ranks, 9 * ranks + 3, 1 if ranks < 4 else 3):
+        for m in [*range(1, 3 * ranks + 2), *range(5 * ranks, 9 * ranks + 3, 1 if ranks < 4 else 3)]:
             if refusal(kind, ranks, virtual, m) is None:
-                assert (chains(kind, ranks, virtual, m) == chains_of(make_schedule(kind, ranks, virtual, m))).all()
+                assert (chains(kind, ranks, virtual, m) == chains_of(make_schedule(kind, ranks, virtual, m).rows)).all()
 
 
 def test_worked_bounds() -> None:
