@@ -59,11 +59,15 @@ def _outer(rows: Ints) -> Ints:
     return np.asarray(rows[sorted(kept)])
 
 
-def surely_alive(kind: str, stages: int, virtual: int, rank: int, micro_batches: Floats) -> tuple[Floats, Floats]:
-    """[2·virtual, numbers of micro-batches] each: of a rank's fullest moment after a forward, and in a backward, how
-    many backwards and then weight parts of each of its stages are to come, at least. Closed forms, for bounds of many
-    schedules; what is at work in a backward counts as what it was, if it is whole, or else will be."""
-    p, r, m = stages, rank, np.asarray(micro_batches, dtype=np.float64)
+def surely_alive(
+    kind: str, stages: int, virtual: int, rank: Ints | int, micro_batches: Floats
+) -> tuple[Floats, Floats]:
+    """[2·virtual, ...] each: of a rank's fullest moment after a forward, and in a backward, how many backwards and then
+    weight parts of each of its stages are to come, at least; for every rank and number of micro-batches (arrays that
+    broadcast). Closed forms, for bounds of many schedules; what is at work in a backward counts as what it was, if it
+    is whole, or else will be."""
+    p = stages
+    r, m = (np.asarray(one, dtype=np.float64) for one in np.broadcast_arrays(rank, micro_batches))
     none = np.zeros_like(m)
     if kind == "gpipe":
         both = np.stack([m, none])
@@ -72,10 +76,7 @@ def surely_alive(kind: str, stages: int, virtual: int, rank: int, micro_batches:
         first, second = np.minimum(2 * p - r - 1, m), np.minimum(r + 1, m)
         return np.stack([first, second, none, none]), np.stack([first, second - 1, none, none + 1])
     if kind == "dualpipev":
-        both = np.stack([none + 2 * p - r, none + r + 1, none, none])
+        both = np.stack([2 * p - r, r + 1, none, none])
         return both, both
     before, owed = [none + p] * (virtual - 1), [none] * (virtual - 1)
-    return (
-        np.stack([*before, none + p - r, *owed, none + r]),
-        np.stack([*before, none + p - r - 1, *owed, none + r + 1]),
-    )
+    return np.stack([*before, p - r, *owed, r]), np.stack([*before, p - r - 1, *owed, r + 1])

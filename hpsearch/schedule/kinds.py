@@ -27,6 +27,12 @@ class Kind:
     """Whether some backwards are split into input and weight parts."""
     vee: bool = False
 
+    def takes(self, stages: int, virtual: int, micro_batches: int) -> bool:
+        """Whether there is such a schedule."""
+        is_placed = self.least_virtual <= virtual and (self.most_virtual is None or virtual <= self.most_virtual)
+        is_whole = not (self.whole_rounds and micro_batches % stages)
+        return stages >= 1 and is_placed and is_whole and micro_batches >= max(self.least_micro_batches * stages, 1)
+
     @property
     def rule(self) -> str:
         """What is legal, in one line."""
@@ -67,6 +73,8 @@ def refusal(kind: str, stages: int, virtual: int, micro_batches: int) -> Legalit
     rule = KINDS.get(kind)
     if rule is None:
         return LegalityError(f"schedule {kind!r}", f"expected one of {', '.join(KINDS)}", "")
+    if rule.takes(stages, virtual, micro_batches):
+        return None
     if stages < 1:
         return _refused(kind, "stages", stages, "at least 1 rank", "1, 2, 3, …")
     if virtual < rule.least_virtual or (rule.most_virtual is not None and virtual > rule.most_virtual):
@@ -78,11 +86,9 @@ def refusal(kind: str, stages: int, virtual: int, micro_batches: int) -> Legalit
         near = sorted({max(micro_batches // stages, 1) * stages, (micro_batches // stages + 1) * stages})
         legal = f"{stages}, {2 * stages}, {3 * stages}, …; nearest {' or '.join(map(str, near))}"
         return _refused(kind, "micro_batches", micro_batches, f"a multiple of the {stages} ranks", legal)
-    if micro_batches < least:
-        wanted = f"at least {least} for {stages} rank{'s'[: stages > 1]}"
-        legal = f"{least} and more" if not rule.whole_rounds else f"{least}, {least + stages}, …"
-        return _refused(kind, "micro_batches", micro_batches, wanted, f"{legal}; gpipe takes any number")
-    return None
+    wanted = f"at least {least} for {stages} rank{'s'[: stages > 1]}"
+    legal = f"{least} and more" if not rule.whole_rounds else f"{least}, {least + stages}, …"
+    return _refused(kind, "micro_batches", micro_batches, wanted, f"{legal}; gpipe takes any number")
 
 
 def _refused(kind: str, field: str, value: int, expected: str, legal: str) -> LegalityError:

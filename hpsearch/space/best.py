@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.estimate import ParallelLayout
+from hpsearch.schedule import KINDS
 from hpsearch.space.bound import PRECISION
 from hpsearch.space.candidates import Candidates, Part, Some
 from hpsearch.space.cutting import Cutting
@@ -28,7 +29,7 @@ from hpsearch.space.exact import Choice
 from hpsearch.space.prices import Prices, dealt, is_dealt
 from hpsearch.space.refusal import none_fits, none_in_time, none_is_legal
 from hpsearch.space.rules import Rules
-from hpsearch.space.space import IN_WORDS, ON_GROUPS, Row, Slot, Space, apart, layouts
+from hpsearch.space.space import IN_WORDS, ON_GROUPS, Row, Slot, Space, apart, layouts, names_of
 from hpsearch.space.unlike import Placed, Unlike
 
 Ints = NDArray[np.int64]
@@ -91,6 +92,8 @@ class _Search:
     """Looked at, not refined: bound, inside, outside."""
     heap: list[Entry] = field(default_factory=list)
     """Refined, not solved."""
+    near: list[Entry] = field(default_factory=list)
+    """Refined, and not better than the best so far, but nearly as good."""
     ways: dict[tuple[int, Row], tuple[Placed, ...]] = field(default_factory=dict)
     """To put refined layouts on groups of unlike nodes."""
     started: float = field(default_factory=lambda: time.monotonic())
@@ -180,7 +183,7 @@ class _Search:
                 self.pool = sorted([*self.pool, *taken])
                 return None
             once = np.array([self.prices.around(*one).once_s for one in members])
-            cutoff_s = self.best_s - once
+            cutoff_s = self.best_s * (1 + SIMPLER_WITHIN) - once
             if key:
                 pipe_s, cuts = self.prices.second_bound(members, cutoff_s)
             else:
@@ -188,6 +191,8 @@ class _Search:
             for one, bound_s, cut in zip(members, (pipe_s + once).tolist(), cuts, strict=True):
                 if bound_s < self.best_s:
                     found.append((max(bound_s, known[one]), *one, cut))
+                elif bound_s <= self.best_s * (1 + SIMPLER_WITHIN):
+                    self.near.append((bound_s, *one, cut))
         return list(self._placed(found)) if self.prices.space.cluster.groups else found
 
     def _placed(self, entries: list[Entry]) -> Iterator[Entry]:
@@ -228,6 +233,25 @@ class _Search:
         others = [one for one in self.tried if one[1:3] != (number, row) or one[0] < at_hand.step_s]
         self.tried = sorted([*others, (at_hand.step_s, number, row, at_hand)], key=lambda one: one[:3])
         return at_hand.step_s < before
+
+    def ties(self, goes_on: Callable[[], bool]) -> None:
+        """Solves a few layouts simpler than the one chosen that are, by their bounds, nearly as good as the best."""
+        first: dict[tuple[int, ...], Entry] = {}
+        for entry in sorted(one for one in (*self.heap, *self.near) if one[1:3] not in self.solved):
+            first.setdefault(self._axes(entry[1], entry[2]), entry)
+        for axes, entry in sorted(first.items())[:TIES]:
+            chosen = simplest(tuple(choice for *_, choice in self.tried))
+            if axes >= _complexity(chosen.layout)[: len(axes)] or not goes_on():
+                break
+            if entry[0] <= self.best_s * (1 + SIMPLER_WITHIN):
+                self.solve(entry, goes_on)
+        self.heap[:] = sorted(one for one in self.heap if one[1:3] not in self.solved)
+
+    def _axes(self, number: int, row: Row) -> tuple[int, ...]:
+        """What `_complexity` begins with, known before a layout is solved."""
+        inside, (pp, vpp, dp, *_) = self.prices.insides[number], row
+        axes = sum(size > 1 for size in (inside.tp, inside.cp, pp, dp, inside.ep))
+        return axes, vpp, int(KINDS[names_of(row[6])[0]].split)
 
     def found(self, left_s: float, left: int) -> Found:
         """The answer so far; `left_s`: least bound of what was neither excluded nor solved, `left` layouts and what was
@@ -304,9 +328,12 @@ def answers(
             size, dives = min(2 * size, BATCH), True  # the best of each batch is solved: it may exclude the next
     if not search.tried:
         raise none_fits(search.prices)
+    search.ties(lambda: goes_on(left_s()))
     yield found()
 
 
+TIES = 4
+"""Simpler layouts solved in the end."""
 SEEDS, TRIES = 256, 6
 """So many layouts are bounded and so many of them solved, to measure the rest by."""
 ROUGHLY, NEAR_ENOUGH = 0.02, 0.05

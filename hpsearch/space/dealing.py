@@ -16,6 +16,7 @@ with numbers that are the layout's own (`_Chains`), so that all schedules are on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +104,15 @@ class Packed:
     scalars: Floats
     """[SCALARS, shares, least weight part of a layer and what `_Again` has; tables]."""
 
+    @cached_property
+    def apart_s(self) -> float:
+        return 2 * float(self.prefixes[:, -1, 0].max())
+
+    @cached_property
+    def base_s(self) -> Floats:
+        """All tables' seconds before each layer in one ascending row, tables `apart_s` from each other."""
+        return np.asarray((self.prefixes[:, :, 0] + self.apart_s * np.arange(len(self.prefixes))[:, None]).ravel())
+
     @staticmethod
     def of(tables: tuple[Table, ...]) -> Packed:
         again = [_Again.of(one) for one in tables]
@@ -145,24 +155,25 @@ class _Stack:
         return kept, np.where(split, self.p[:n] - behind + late, 0.0)
 
     def stage_s(
-        self, n: int, alive: tuple[Floats, Floats], i: Ints, j: Ints, first: Bools | bool, moment: Floats | None = None
-    ) -> Floats:
-        """Least seconds of a micro-batch on a stage with layers i to j, of the first n layouts; inf: do not fit.
-        `moment`: of the last stage, bytes beside states and activations."""
-        held = self.packed.prefixes[self.k[:n], j] - self.packed.prefixes[self.k[:n], i]
+        self, n: slice | Ints, alive: tuple[Floats, Floats], i: Ints, j: Ints, first: Bools | bool,
+        moment: Floats | None = None,
+    ) -> Floats:  # fmt: skip
+        """Least seconds of a micro-batch on a stage with layers i to j, of the layouts n; inf: do not fit. `moment`: of
+        the last stage, bytes beside states and activations."""
+        held = self.packed.prefixes[self.k[n], j] - self.packed.prefixes[self.k[n], i]
         seconds, _, _, saved, freed, dense, expert, owed, cheap, quick = held.T
         if moment is not None:
-            seconds = seconds + self.last_s[:n] + np.where(first, self.first_s[:n], 0.0)
-            dense = dense + np.where(first, self.both_dense[:n], self.last_dense[:n])
+            seconds = seconds + self.last_s[n] + np.where(first, self.first_s[n], 0.0)
+            dense = dense + np.where(first, self.both_dense[n], self.last_dense[n])
         else:
-            seconds, dense = (seconds + self.first_s[:n], dense + self.first_dense[:n]) if first else (seconds, dense)
-            moment = self.layer[:n]
+            seconds, dense = (seconds + self.first_s[n], dense + self.first_dense[n]) if first else (seconds, dense)
+            moment = self.layer[n]
         kept, left = alive
-        states = dense * self.per_dense[:n] + expert * self.per_expert[:n]
-        excess = np.maximum(states + kept * saved + left * owed + moment - self.room[:n], 0.0) / np.maximum(kept, 1e-9)
-        again = self.cheap_rho[:n] * np.minimum(excess, cheap) + self.rho[:n] * np.maximum(excess - cheap, 0.0)
-        count = np.ceil(excess / self.most_freed[:n] - 1e-6)
-        whole = self.quick_s[:n] * np.minimum(count, quick) + self.again_s[:n] * np.maximum(count - quick, 0.0)
+        states = dense * self.per_dense[n] + expert * self.per_expert[n]
+        excess = np.maximum(states + kept * saved + left * owed + moment - self.room[n], 0.0) / np.maximum(kept, 1e-9)
+        again = self.cheap_rho[n] * np.minimum(excess, cheap) + self.rho[n] * np.maximum(excess - cheap, 0.0)
+        count = np.ceil(excess / self.most_freed[n] - 1e-6)
+        whole = self.quick_s[n] * np.minimum(count, quick) + self.again_s[n] * np.maximum(count - quick, 0.0)
         return np.where(excess <= freed * (1 + 1e-9), seconds + np.maximum(again, whole), np.inf)
 
     def last_stage_s(self, at: Ints) -> Floats:
@@ -170,12 +181,26 @@ class _Stack:
         as the estimate counts them; others one behind the other."""
         ends, first = np.full(len(at), self.layers, dtype=np.int64), self.p == 1
         moment = np.where(self.is_usual, np.maximum(self.layer, self.loss), self.layer)
-        found = self.stage_s(len(at), self.alive(len(at), self.p - 1), at, ends, first, moment)
+        every = slice(0, len(at))
+        found = self.stage_s(every, self.alive(len(at), self.p - 1), at, ends, first, moment)
         if self.is_usual.all():
             return found
         after = self.alive(len(at), self.p - 1, is_forward=True)
         loss = np.where(self.is_usual, moment, self.loss * after[0])
-        return np.maximum(found, self.stage_s(len(at), after, at, ends, first, loss))
+        return np.maximum(found, self.stage_s(every, after, at, ends, first, loss))
+
+    def plain(self, n: int, at: Ints, most: Ints, seconds: Floats) -> Ints:
+        """Of the first n layouts, how many layers from `at` on, at most `most`, take so many seconds if nothing is
+        computed again."""
+        base, k = self.packed.prefixes[:, :, 0], self.k[:n]
+        limit = (seconds + base[k, at]) * (1 + 1e-12)
+        found = np.searchsorted(self.packed.base_s, limit + self.packed.apart_s * k, side="right")
+        found = np.clip(found - 1 - k * (self.layers + 1) - at, 0, most)
+        while (over := (found > 0) & (base[k, at + found] > limit)).any():  # tables side by side are rounded
+            found = found - over
+        while (under := (found < most) & (base[k, np.minimum(at + found + 1, self.layers)] <= limit)).any():
+            found = found + under
+        return np.asarray(found)
 
     def budget(self, n: int, limit: Floats, stage: Ints | int, at: Ints) -> Floats:
         """Seconds that a stage which starts at layer `at` may take for a micro-batch."""
@@ -294,17 +319,14 @@ def _deal(stack: _Stack, limit: Floats) -> tuple[Ints, Bools]:
 def _most(stack: _Stack, n: int, stage: int, at: Ints, most: Ints, budget: Floats) -> Ints:
     """Most layers from `at` on that take no longer than `budget`, by halving; 0: not even one. First as many as take
     that long without recompute: mostly that is all."""
-    alive, base = stack.alive(n, stage), stack.packed.prefixes[:, :, 0]
-    budget_at = budget + base[stack.k[:n], at] - (stack.first_s[:n] if stage == 0 else 0.0)
-    low, high = np.zeros_like(at), np.maximum(most, 0)
-    while (low < high).any():
-        middle = (low + high + 1) // 2
-        good = base[stack.k[:n], at + middle] <= budget_at * (1 + 1e-12)
-        low, high = np.where(good, middle, low), np.where(good, high, middle - 1)
-    low, high, middle = np.zeros_like(at), low, low
-    while (low < high).any():
-        seconds = stack.stage_s(n, alive, at, at + middle, stage == 0)
-        good = np.isfinite(seconds) & (seconds <= budget)
-        low, high = np.where(good, middle, low), np.where(good, high, np.maximum(middle - 1, low))
-        middle = (low + high + 1) // 2
+    kept, owed = stack.alive(n, stage)
+    high = stack.plain(n, at, np.maximum(most, 0), budget - (stack.first_s[:n] if stage == 0 else 0.0))
+    low, middle, left = np.zeros_like(at), high.copy(), np.flatnonzero(high > 0)
+    while len(left):
+        here, alive = at[left], (kept[left], owed[left])
+        seconds = stack.stage_s(left, alive, here, here + middle[left], stage == 0)
+        good = np.isfinite(seconds) & (seconds <= budget[left])
+        low[left[good]], high[left[~good]] = middle[left[good]], middle[left[~good]] - 1
+        left = left[low[left] < high[left]]
+        middle[left] = (low[left] + high[left] + 1) // 2
     return low

@@ -22,10 +22,9 @@ from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import kind_of
 from hpsearch.estimate.stages import filled_sizes
 from hpsearch.space.around import Around, around, least_rate, links_s
-from hpsearch.space.bound import PRECISION, WHOLE, Pipes, Stacked, even_s, least_s, without_memory_s
+from hpsearch.space.bound import PRECISION, WHOLE, Pipes, Stacked, even_s, without_memory_s
 from hpsearch.space.bound import SCALARS as BOUND_SCALARS
-from hpsearch.space.dealing import DEALT, Lines
-from hpsearch.space.dealing import least_s as least_of_all
+from hpsearch.space.dealing import DEALT, Lines, least_s
 from hpsearch.space.fits import fits_somehow
 from hpsearch.space.memo import Memo, Wholes
 from hpsearch.space.rough import Looks, rough_s
@@ -116,20 +115,24 @@ class Prices:
         """[insides, rows] of the insides with the experts `which`: base times of the whole model through the pipeline,
         or of as many layers as some stage has, gathers of fully sharded storage beside them, the optimizer's traffic,
         and what a step costs once; inf where states and activations do not fit, whatever the cut. Above `best_s` it
-        may leave out gathers."""
-        pp, m, zero = rows.T[[0, 3, 4]].astype(np.float64)
+        may leave out gathers, or be inf."""
+        pp, m = rows.T[[0, 3]].astype(np.float64)
         once = self.least_once_s(slot, wholes, which, rows)
         through = np.where(_goes_back(rows), without_memory_s(1.0, m, pp), m / pp)
-        both = wholes.both_s[which].reshape(-1, 1, 2)
-        layers = wholes.layer_s[which].reshape(-1, 1) * (m * np.ceil(self.space.shape.layers / pp))
-        bound = np.maximum(both.sum(axis=-1) * through, layers) + once
+        both, layer = wholes.both_s[which].reshape(-1, 1, 2), wholes.layer_s[which].reshape(-1, 1)
+        most = m * np.ceil(self.space.shape.layers / pp)
+        found = np.full((len(layer), len(rows)), np.inf)
+        near = np.maximum(both.sum(axis=-1).min() * through, layer.min() * most) + once < best_s
+        rows, once, through, most = rows[near], once[near], through[near], most[near]
+        bound = np.maximum(both.sum(axis=-1) * through, layer * most) + once
         bound = np.where(self._fits(slot, wholes, which, rows, best_s), bound, np.inf)
-        some = np.flatnonzero((zero == 3) & (bound < best_s).any(axis=0))
+        some = np.flatnonzero((rows[:, 4] == 3) & (bound < best_s).any(axis=0))
         if len(some):
             links, overlap = self._links_s(slot, which, rows[some]), self._overlap
             each = np.maximum(both, links) + (1 - overlap) * np.minimum(both, links)
             bound[:, some] = np.maximum(bound[:, some], each.sum(axis=-1) * through[some] + once[some])
-        return np.asarray(bound)
+        found[:, near] = bound
+        return found
 
     @property
     def _overlap(self) -> float:
@@ -280,22 +283,17 @@ class Prices:
         return np.array(listed)[places]
 
     def second_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, list[tuple[int, ...]]]:
-        """Pipeline seconds at least, and the cut that reaches them; of layouts of one pipeline and schedule."""
+        """Pipeline seconds at least, and the cut; of layouts of one pipeline and schedule, of several chunks a rank."""
         pp, vpp = members[0][1][:2]
-        pipe_s, cuts = np.zeros(len(members)), np.zeros((len(members), pp * vpp), dtype=np.int64)
+        sizes = list(self.space.cut) or filled_sizes(self.space.shape, pp * vpp)
+        pipe_s = np.zeros(len(members))
         for again, chosen in self._passes(members):
             some = np.array([i for i in chosen if np.isfinite(pipe_s[i])], dtype=np.int64)
             if not len(some):
                 continue
             pipes = self._pipes([members[i] for i in some.tolist()], again)
-            if vpp > 1:
-                sizes = list(self.space.cut) or filled_sizes(self.space.shape, pp * vpp)
-                more, cuts[some] = even_s(pipes, sizes, cutoff_s[some]), np.array(sizes)
-            else:
-                bounds = least_s(pipes, cutoff_s[some])
-                more, cuts[some] = bounds.pipe_s, bounds.cuts
-            pipe_s[some] = np.maximum(pipe_s[some], more)
-        return pipe_s, [tuple(cut) for cut in cuts.tolist()]
+            pipe_s[some] = np.maximum(pipe_s[some], even_s(pipes, sizes, cutoff_s[some]))
+        return pipe_s, [tuple(sizes)] * len(members)
 
     def dealt_bound(
         self, members: list[tuple[int, Row]], cutoff_s: Floats, precision: float = PRECISION
@@ -311,7 +309,7 @@ class Prices:
             pipes = self._pipes([members[i] for i in some.tolist()], again)
             stages = np.array([members[i][1][0] for i in some.tolist()])
             kinds = np.array([DEALT.index(names_of(members[i][1][6])[0]) for i in some.tolist()])
-            found = least_of_all(Lines(
+            found = least_s(Lines(
                 pipes.tables, pipes.table, kinds, stages, pipes.micro_batches, pipes.hop_s, pipes.room_bytes,
                 pipes.per_dense, pipes.per_expert,
             ), cutoff_s[some], precision)  # fmt: skip
@@ -336,11 +334,10 @@ class Prices:
         distinct = {id(one): one for one in tables}
         hops = [one.hop_s + held.hop_bytes * one.hop_s_per_byte for one, held in zip(around, tables, strict=True)]
         pp, vpp, schedule = (members[0][1][i] for i in (0, 1, 6))
-        stacked = None if is_dealt(members[0][1]) else Stacked.of(tuple(distinct.values()))
         return Pipes(
             tuple(distinct.values()), which, pp, np.array([float(row[3]) for _, row in members]), np.array(hops),
             np.array([one.room_bytes for one in around]), np.array([one.per_dense for one in around]),
-            np.array([one.per_expert for one in around]), vpp, names_of(schedule)[0], stacked,
+            np.array([one.per_expert for one in around]), vpp, names_of(schedule)[0],
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from hpsearch.estimate import ModelShape
 from hpsearch.estimate.parallel import AS_RUN
 from hpsearch.estimate.shape import kind_of
-from hpsearch.schedule import KINDS, refusal
+from hpsearch.schedule import KINDS
 
 
 @dataclass(frozen=True)
@@ -151,20 +152,10 @@ class Rules:
         return list(range(1, min(most, shape.layers // pp) + 1))
 
     def legal_schedules(self, pp: int, vpp: int, micro_batches: int) -> list[str]:
-        if pp == 1:
-            return ["1f1b"]
-        usual, legal = "interleaved" if vpp > 1 else "1f1b", []
-        for name, kind in KINDS.items():
-            fits = kind.least_virtual <= vpp and (kind.most_virtual is None or vpp <= kind.most_virtual)
-            if name in AS_RUN:
-                is_legal = name == usual and not (vpp > 1 and micro_batches % pp)
-            else:
-                is_legal = refusal(name, pp, vpp, micro_batches) is None
-            if is_legal:
-                legal.append(name)
-            elif fits:
-                self.refuse("schedule", f"{name} of {micro_batches} micro-batches on {pp} ranks")
-        return legal
+        legal, refused = _schedules(pp, vpp, micro_batches)
+        for name in refused:
+            self.refuse("schedule", f"{name} of {micro_batches} micro-batches on {pp} ranks")
+        return list(legal)
 
     def rows(self) -> list[tuple[str, str, int]]:
         """(rule, examples, how often), the most frequent first."""
@@ -175,6 +166,24 @@ class Rules:
             counts[rule] += count
         shown = {rule: ", ".join(what[:EXAMPLES]) + ", …" * (len(what) > EXAMPLES) for rule, what in grouped.items()}
         return [(rule, shown[rule], count) for rule, count in counts.most_common()]
+
+
+@lru_cache(maxsize=1 << 16)
+def _schedules(pp: int, vpp: int, micro_batches: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Schedules that are legal; and those that only the micro-batches keep out."""
+    if pp == 1:
+        return ("1f1b",), ()
+    usual, legal, refused = "interleaved" if vpp > 1 else "1f1b", [], []
+    for name, kind in KINDS.items():
+        if name in AS_RUN:
+            is_legal = name == usual and not (vpp > 1 and micro_batches % pp)
+        else:
+            is_legal = kind.takes(pp, vpp, micro_batches)
+        if is_legal:
+            legal.append(name)
+        elif kind.least_virtual <= vpp and (kind.most_virtual is None or vpp <= kind.most_virtual):
+            refused.append(name)
+    return tuple(legal), tuple(refused)
 
 
 def _smooth(number: int) -> bool:

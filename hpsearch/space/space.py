@@ -7,8 +7,11 @@ for each inside; its outsides are arrays.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -244,7 +247,7 @@ class Space:
 
     def _outsides(self, inside: Inside, rules: Rules) -> Ints:
         """Wherever experts are."""
-        found: list[tuple[int, ...]] = []
+        found, hows = list[tuple[int, ...]](), list[list[tuple[int, int]]]()
         for pp in self.values("pp", rules.legal_pp(self.shape, self.devices // (inside.tp * inside.cp))):
             for dp in self._data_ranks(inside, pp, rules):
                 rows = dp * inside.micro_batch
@@ -257,8 +260,11 @@ class Space:
                     if self.cut and pp * vpp != len(self.cut):
                         continue
                     if bits := self._schedules(pp, vpp, count, rules):
-                        found += [(pp, vpp, dp, count, *one, bits) for one in how]
-        return np.array(found, dtype=np.int64).reshape(-1, 7)
+                        found.append((pp, vpp, dp, count, bits))
+                        hows.append(how)
+        each = np.array(found, dtype=np.int64).reshape(-1, 5).repeat([len(how) for how in hows], axis=0)
+        shared = np.array([one for how in hows for one in how], dtype=np.int64).reshape(-1, 2)
+        return np.hstack([each[:, :4], shared, each[:, 4:]])
 
     def _data_ranks(self, inside: Inside, pp: int, rules: Rules) -> list[int]:
         """As many as there are devices for, and the most that share the batch evenly."""
@@ -278,8 +284,11 @@ class Space:
 
     def _even(self, most: int, rows: int, least: int) -> int:
         """The most data ranks up to `most` that share the batch evenly; `most` where there are none above `least`."""
-        ranks = range(most, least - 1 if least else 0, -1)
-        return next((dp for dp in ranks if self.global_batch % (dp * rows) == 0), most)
+        if self.global_batch % rows:
+            return most
+        divisors = _divisors(self.global_batch // rows)
+        found = divisors[bisect_right(divisors, most) - 1] if most else 0
+        return found if found >= max(least, 1) else most
 
     def _schedules(self, pp: int, vpp: int, count: int, rules: Rules) -> int:
         """Legal schedules as bits."""
@@ -313,6 +322,12 @@ class Space:
             cut=tuple(cut), recompute=again,
             recomputed=tuple(recomputed) if again == "full" else (),
         )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _divisors(number: int) -> list[int]:
+    low = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
 
 
 def domains(cluster: Cluster) -> list[int]:

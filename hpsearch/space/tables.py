@@ -8,6 +8,7 @@ below them everywhere, touches them where all layers are alike, and is additive 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -119,40 +120,32 @@ class Table:
 
 def table(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> Table:
     """The table of a priced inside, without gathers of fully sharded storage."""
-    kinds = sorted(set(shape.pattern))
     weights = _Weights.at_the_whole(shape, priced, efficiency)
-    seconds = {kind: weights.seconds(weights.layers[kind]) for kind in kinds}
-    by_layers = priced.layout.recompute == "full"
-    repeat_s = {kind: weights.again_s(kind) if by_layers else 0.0 for kind in kinds}
-    entry = 2.0 * shape.hidden * _rows(priced.layout) * (1 - priced.layout.offload_share)
-    saved = {kind: _saved(priced, kind) for kind in kinds}
-    freed = {kind: max(saved[kind] - entry, 0.0) if by_layers else 0.0 for kind in kinds}
-    owed = {kind: sum(owed_bytes(priced.works[n], shape, priced.layout) for n in kind) for kind in kinds}
-    params = {kind: _params(priced.works, kind) for kind in kinds}
+    each = {kind: _of_layer(shape, priced, weights, kind) for kind in weights.layers}
+    base_s, forward_s, weight_s, saved, freed, owed, dense, expert, again_s = _prefixes(shape, each)
     hidden, tp = shape.hidden, priced.layout.tp
     output, norm = shape.vocab * hidden / tp, hidden * (2.0 if shape.bias else 1.0)
     embedding = shape.embedding_params / tp
     if not shape.vocab:  # then nothing stands before or behind the layers
         norm = embedding = 0.0
     layer_bytes, exchange_bytes = step_buffers(shape, priced.layout, priced.works)
-    pattern = shape.pattern
     return Table(
-        base_s=_prefix([seconds[layer] for layer in pattern]),
-        forward_s=_prefix([weights.forward_s(weights.layers[layer]) for layer in pattern]),
-        weight_s=_prefix([weights.weight_s(weights.weight[layer]) for layer in pattern]),
-        saved_bytes=_prefix([saved[layer] for layer in pattern]),
-        freed_bytes=_prefix([freed[layer] for layer in pattern]),
-        owed_bytes=_prefix([owed[layer] for layer in pattern]),
-        dense=_prefix([params[layer][0] for layer in pattern]),
-        expert=_prefix([params[layer][1] for layer in pattern]),
+        base_s=base_s,
+        forward_s=forward_s,
+        weight_s=weight_s,
+        saved_bytes=saved,
+        freed_bytes=freed,
+        owed_bytes=owed,
+        dense=dense,
+        expert=expert,
         first_s=weights.seconds(weights.embedding),
         last_s=weights.seconds(weights.behind),
         first_forward_s=weights.forward_s(weights.embedding),
         last_forward_s=weights.forward_s(weights.behind),
         first_weight_s=weights.weight_s(weights.embedding_weight),
         last_weight_s=weights.weight_s(weights.behind_weight),
-        again_s=_prefix([repeat_s[layer] for layer in pattern]),
-        again_s_per_byte=min((repeat_s[kind] / freed[kind] for kind in kinds if freed[kind]), default=0.0),
+        again_s=again_s,
+        again_s_per_byte=min((one[8] / one[4] for one in each.values() if one[4]), default=0.0),
         first_dense=embedding,
         last_dense=output + norm,
         both_dense=embedding + (0.0 if shape.tied else output) + norm,
@@ -160,7 +153,7 @@ def table(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> Table:
         layer_bytes=layer_bytes,
         exchange_bytes=exchange_bytes,
         hop_bytes=2.0 * hidden * _rows(priced.layout),
-        is_uniform=len(kinds) == 1,
+        is_uniform=len(each) == 1,
         compute_s=weights.compute_s,
     )
 
@@ -169,8 +162,24 @@ def _rows(layout: ParallelLayout) -> float:
     return layout.tokens / layout.tp if layout.sp else layout.tokens
 
 
-def _prefix(values: list[float]) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(values)])
+def _of_layer(shape: ModelShape, priced: Inner, weights: _Weights, kind: Layer) -> tuple[float, ...]:
+    """Of one layer: seconds, of the forward, of the weight part; bytes kept, freed, owed; dense and expert parameters;
+    seconds of recompute."""
+    layout, by_layers = priced.layout, priced.layout.recompute == "full"
+    saved, entry = _saved(priced, kind), 2.0 * shape.hidden * _rows(layout) * (1 - layout.offload_share)
+    return (
+        weights.seconds(weights.layers[kind]), weights.forward_s(weights.layers[kind]),
+        weights.weight_s(weights.weight[kind]), saved, max(saved - entry, 0.0) if by_layers else 0.0,
+        sum(owed_bytes(priced.works[name], shape, layout) for name in kind), *_params(priced.works, kind),
+        weights.again_s(kind) if by_layers else 0.0,
+    )  # fmt: skip
+
+
+def _prefixes(shape: ModelShape, each: Mapping[Layer, Sequence[float]]) -> Floats:
+    """[values, layers + 1]: sums over the layers before l of what one of each kind has."""
+    places = {kind: i for i, kind in enumerate(each)}
+    values = np.array(list(each.values()), dtype=np.float64).T[:, [places[layer] for layer in shape.pattern]]
+    return np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
 
 
 def _saved(priced: Inner, layer: Layer) -> float:
@@ -266,7 +275,7 @@ def sharded(plain: Table, shape: ModelShape, links: Links, again: float, overlap
     totals = plain.compute_s[0], plain.compute_s[1] + repeat
     slopes = [(1.0, 1 - overlap) if c >= g else (1 - overlap, 1.0) for c, g in zip(totals, links.whole_s, strict=True)]
     (f_c, f_g), (b_c, b_g) = slopes
-    gathers, reductions = (_prefix([links.layers[kind][i] for kind in shape.pattern]) for i in (0, 1))
+    gathers, reductions = _prefixes(shape, links.layers)
     forward = f_c * plain.forward_s + f_g * gathers
     base = forward + b_c * (plain.base_s - plain.forward_s) + b_g * reductions
     first_forward = f_c * plain.first_forward_s + f_g * links.embedding[0]
