@@ -1,7 +1,7 @@
 """How a parameter is kept: the choices for one parameter on one mesh, with the bytes and collectives each implies.
 
-A parameter is *used* in a layout (tp may cut it, and ep that of experts, no other axis does) and *stored* in one that
-dp_shard may cut further, and ep where it is whole in use. Residency says how the two meet:
+A parameter is *used* in a layout (tp may cut it, that of experts the axes they are spread over, no other axis does) and
+*stored* in one that dp_shard may cut further, and ep where it is whole in use. Residency says how the two meet:
 
     stored       used as stored; gradients are summed over the data axes once a step (DDP)
     step         gathered once a step and kept; gradient accumulated whole, reduce-scattered once a step (ZeRO-1, -2)
@@ -106,9 +106,10 @@ def storages(
 ) -> tuple[Storage, ...]:
     """Every way to keep a parameter that tp uses as `tp` in `passes` passes.
 
-    `gradient`: its layout as backward leaves it, None when frozen. `by_expert`: whether ep cuts it in use.
+    `gradient`: its layout as backward leaves it, None when frozen. `by_expert`: whether axes that experts are spread
+    over cut it in use.
     """
-    given = {"tp": tp, "ep": shard(0)} if by_expert else {"tp": tp}
+    given = {"tp": tp} | {axis.name: shard(0) for axis in mesh.expert_axes if by_expert}
     used = Layout(tuple((axis, given[axis]) for axis in mesh.names if axis in given))
     found = [Storage(shape, used, used, "stored", gradient, passes)]
     cut = stored_layout(shape, used, mesh)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import prod
 
 import numpy as np
 
 from hpsearch.cost.job import Job
 from hpsearch.cost.op_time import Floats, NodeKey, local_elements
-from hpsearch.graph import ITEM_BYTES, Op
-from hpsearch.graph.routed import ROUTE, TRAVELS, rows_of
-from hpsearch.layout import ROLES, Collective, Mesh, Placement
-from hpsearch.strategy import SearchSpace, token_messages
+from hpsearch.graph import ITEM_BYTES, Op, Value
+from hpsearch.graph.routed import ROUTE, TRAVELS, rows_of, weight_of
+from hpsearch.layout import Collective, Mesh, Placement
+from hpsearch.strategy import SearchSpace, slot_messages, token_messages
 
 
 def tokens_s(
@@ -25,10 +26,10 @@ def tokens_s(
 
     Where tp cuts the rows, its ranks have the same tokens and send a part of the copies each.
     """
-    axis = next((a for a in mesh.axes if ROLES[a.name] == "experts"), None)
+    axes = mesh.expert_axes
     graph = space.graphs[key[0]]
     op = graph.step(key[1])
-    if axis is None or not isinstance(op, Op) or op.target not in TRAVELS:
+    if not axes or not isinstance(op, Op) or op.target not in TRAVELS:
         return 0.0
     routes = {route.outputs[1]: route for route in graph.ops if route.target == ROUTE}
     route = next(routes[name] for name in op.inputs if name in routes)
@@ -42,5 +43,15 @@ def tokens_s(
         cuts = [(n, Placement.parse((rule[0] + rule[1])[at])) for n, rule in [*followed, (space.tp, free)]]
         nbytes = local_elements(rows, job.micro_rows(), cuts) * ITEM_BYTES[rows.dtype]
         own = space.tp if cuts[-1][1] == Placement.parse("S0") else 1
-        found.append(on_path_s(token_messages(axis, nbytes, experts, top_k, own)))
+        messages = token_messages(axes, nbytes, experts, top_k, own)
+        if graph.slots:
+            number = ITEM_BYTES[graph.values[weight_of(op)].dtype]
+            messages += slot_messages(axes, op, _slots(rows, job.micro_rows(), cuts) * number)
+        found.append(on_path_s(messages))
     return np.array(found)
+
+
+def _slots(rows: Value, micro_rows: int, cuts: Iterable[tuple[int, Placement]]) -> int:
+    """Rows that a rank has."""
+    pieces = prod(size for size, placement in cuts if placement == Placement.parse("S0"))
+    return rows.shape(micro_rows)[0] // pieces

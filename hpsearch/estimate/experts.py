@@ -55,8 +55,9 @@ def expert_stalls(layout: ParallelLayout, experts: float) -> tuple[float, float]
 
     Grouped linears issue small kernels for every expert: a product, in 8 and 4 bit the quantisation of its input, in
     block-scaled formats the rearrangement of both operands' scales. Two linears; backward has twice the products.
+    With a capacity no counts come to the host, and one batched product has all experts.
     """
-    if not by_ops(layout):
+    if not by_ops(layout) or layout.capacity:
         return 0.0, 0.0
     quantised = 1.0 if layout.low_precision else 0.0
     scales = 2.0 if layout.precision in QUANTISED else 0.0

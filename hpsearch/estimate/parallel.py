@@ -93,6 +93,8 @@ class ParallelLayout:
     """Expert dispatch sends a token once to each domain, and arranges tokens by expert as it sends."""
     imbalance: float = 1.0
     """Tokens of the expert rank that has most, over the average of its group: the others wait for it."""
+    capacity: float = 0.0
+    """Rows that experts have, filled or not, over an even share of the tokens; 0: as many as tokens chose them."""
     graphed: frozenset[str] = frozenset()
     """Blocks whose kernels are captured and issued as one: attention, mlp, mamba, router; all: the whole step."""
     lora: bool = False
@@ -154,7 +156,7 @@ class ParallelLayout:
         )  # fmt: skip
         shares = self.recompute_share, self.offload_share
         is_sound = min(counts) >= 1 and 0 <= shares[0] <= 1 and 0 <= shares[1] <= 1 and self.imbalance >= 1
-        if is_sound and self.imbalance < inf and bool not in map(type, counts):
+        if is_sound and self.imbalance < inf and 0 <= self.capacity < inf and bool not in map(type, counts):
             return
         for name, found in zip(COUNTS, counts, strict=True):
             if isinstance(found, bool) or found < 1:
@@ -165,6 +167,11 @@ class ParallelLayout:
         for name, share in zip(("recompute_share", "offload_share"), shares, strict=True):
             if not 0 <= share <= 1:
                 raise LegalityError(f"layout, {name}", f"expected a share of 0 to 1, but found {share}", "0.5 is half.")
+        if not 0 <= self.capacity < inf:
+            raise LegalityError(
+                "layout, capacity", f"expected rows over an even share, 0 for none, but found {self.capacity}",
+                "1.25 is usual.",
+            )  # fmt: skip
         raise LegalityError(
             "layout, imbalance", f"expected the most over the average, 1 or more, but found {self.imbalance}",
             "1 is even.",
@@ -252,6 +259,11 @@ class ParallelLayout:
     def expert_data_ranks(self) -> int:
         """Ranks that hold the same experts."""
         return max(1, self.data_ranks * self.tp // (self.ep * self.etp))
+
+    @property
+    def routed_share(self) -> float:
+        """Rows of the fullest expert rank over an even share of the tokens."""
+        return self.capacity or self.imbalance
 
     @property
     def low_precision(self) -> bool:

@@ -14,6 +14,7 @@ from hpsearch.cluster.efficiency import generation
 from hpsearch.errors import LegalityError
 from hpsearch.estimate.parallel import OPTIMIZERS, RECOMPUTE, ParallelLayout
 from hpsearch.estimate.price import LOW
+from hpsearch.estimate.scaled import check_whole
 from hpsearch.estimate.shape import ModelShape, kind_of
 from hpsearch.schedule import KINDS
 
@@ -64,7 +65,7 @@ def layout_of(
         moment_element_bytes=reader.number("moment_bytes", 4, (1, 2, 4)),
         grad_bytes=reader.number("grad_bytes", 2 if zero == 3 else 4, (2, 4)), flash=reader.flag("flash", True),
         fused=reader.flag("fused", True), dropout=reader.flag("dropout", False),
-        dedup=reader.flag("dedup", True, told=False), lora=reader.flag("lora", False),
+        dedup=_dedup(reader), capacity=reader.capacity(), lora=reader.flag("lora", False),
         graphed=frozenset(reader.words("graphed", "none", (*GRAPHED, "none"), told=False)) - {"none"},
         offload_share=reader.share("offload"), imbalance=reader.ratio("imbalance"),
         overlap_grad_reduce="grad_reduce" in overlap, overlap_param_gather="param_gather" in overlap,
@@ -77,7 +78,7 @@ NAMES = (
     "tp", "pp", "cp", "ep", "etp", "vpp", "dp_shard", "dp_replicate", "zero", "micro_batch", "micro_batches",
     "schedule", "sp",
     "cp_kind", "recompute", "precision", "optimizer", "moment_bytes", "grad_bytes", "overlap", "flash", "fused",
-    "dropout", "dedup", "graphed", "lora", "offload", "cut", "imbalance",
+    "dropout", "dedup", "graphed", "lora", "offload", "cut", "imbalance", "capacity",
 )  # fmt: skip
 
 
@@ -128,6 +129,10 @@ class _Pins:
     def ratio(self, name: str) -> float:
         return float(self.read(name, 1.0, _ratio, "a number of at least 1", told=False))
 
+    def capacity(self) -> float:
+        legal = "a number above 0, of an even share"
+        return float(self.read("capacity", 0.0, _above_0, legal, told=False))
+
     def share(self, name: str) -> float:
         return float(self.read(name, 0.0, _share, "a share between 0 and 1", told=False))
 
@@ -160,11 +165,29 @@ def _ratio(text: str) -> float:
     return value
 
 
+def _above_0(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
 def _share(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 1:
         raise ValueError
     return value
+
+
+def _dedup(reader: _Pins) -> bool:
+    """Whether copies of a token travel as one: not beside a capacity, where each has a slot of its own."""
+    found = reader.flag("dedup", "capacity" not in reader.pins)
+    if found and "capacity" in reader.pins:
+        raise LegalityError(
+            "pin capacity", "expected each copy of a token on its own, in a slot of its own, but dedup = true",
+            "Leave one of the two out.",
+        )  # fmt: skip
+    return found
 
 
 def _sharding(reader: _Pins, data_ranks: int) -> tuple[int, int]:
@@ -243,13 +266,16 @@ def check_shape(shape: ModelShape, layout: ParallelLayout) -> None:
         own, kind = shape.of(name), kind_of(name)
         if kind == "attention":
             _divides("tp", layout.tp, "attention heads", own.heads)
+            check_whole("tp", layout.tp, "attention width", own.core_width, layout.precision)
             if layout.cp_kind == "ulysses":
                 _divides("cp", layout.cp, "attention heads of a tp rank", own.heads // layout.tp)
         if kind == "mlp":
             _divides("tp", layout.tp, "feed-forward width", own.ffn)
+            check_whole("tp", layout.tp, "feed-forward width", own.ffn, layout.precision)
         if kind == "moe":
             _divides("ep", layout.ep, "experts", own.experts, layout.dp * layout.cp * layout.tp)
             _divides("etp", layout.etp, "expert width", own.moe_ffn)
+            check_whole("etp", layout.etp, "expert width", own.moe_ffn, layout.precision)
     _divides("cp", layout.cp, "sequence length", layout.seq_len)
     chunks = layout.pp * layout.vpp
     if chunks > shape.layers:
@@ -260,6 +286,14 @@ def check_shape(shape: ModelShape, layout: ParallelLayout) -> None:
         degree = getattr(layout, axis)
         if degree > 1 and not any(kind_of(name) == "moe" for name in shape.counts):
             raise LegalityError("layout", f"{axis} = {degree}, but {shape.name} has no experts", f"Leave {axis} away.")
+    check_capacity(shape, layout)
+
+
+def check_capacity(shape: ModelShape, layout: ParallelLayout) -> None:
+    """Whether there are experts for a capacity. LegalityError: none."""
+    if layout.capacity and not any(kind_of(name) == "moe" for name in shape.counts):
+        found = f"capacity = {layout.capacity:g}, but {shape.name} has no experts"
+        raise LegalityError("layout", found, "Leave capacity away.")
 
 
 def _divides(axis: str, degree: int, what: str, size: int, ranks: int = 0) -> None:

@@ -288,7 +288,7 @@ def moe(shape: ModelShape, layout: ParallelLayout) -> Work:
     halves = 2 if shape.moe_gated else 1
     add_norm(work, layout, h, rows)
     work.plains.append((rows, shape.experts, h, 1.0))
-    routed = rows * shape.top_k * layout.etp * layout.imbalance
+    routed = rows * shape.top_k * layout.etp * layout.routed_share
     if shape.moe_latent:
         add_linear(work, layout, rows, width, h)
         add_linear(work, layout, rows, h, width)

@@ -127,6 +127,9 @@ class OpGraph:
     window: int = 0
     """Keys that one query of its self-attention sees, in `windowed` of its calls; 0: all."""
     windowed: int = 0
+    slots: int = 0
+    """Rows that each expert has for a row of the batch (see `graph/capacity.py`); 0: those of the tokens that chose
+    it."""
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
@@ -242,6 +245,8 @@ class ModelGraph:
     """What a config file leaves to its class: `vocab_size = 262208`; information only."""
     targets: Targets | None = None
     """Of a loss that is `mean_over_targets`."""
+    traced: ModelGraph | None = None
+    """What was captured, of a graph whose experts were given a capacity."""
 
     @property
     def adds_up(self) -> bool:

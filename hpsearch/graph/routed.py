@@ -78,3 +78,8 @@ def rows_of(op: _Op) -> str:
     if op.target == DISPATCH:
         return op.outputs[0]
     return op.inputs[1] if op.target == COMBINE_BACKWARD else op.inputs[0]
+
+
+def weight_of(op: _Op) -> str:
+    """The weights of a token's experts in combine's backward; of other ops that send, what has the rows' dtype."""
+    return op.inputs[2] if op.target == COMBINE_BACKWARD else rows_of(op)

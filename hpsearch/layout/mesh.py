@@ -44,7 +44,7 @@ class MeshAxis:
     """Of cp: which pieces of a sequence a rank has; `head-tail`: r and 2n-1-r of 2n, so that causal work is equal."""
     hops: tuple[int, ...] = ()
     """Of ep: sizes of the hops in which one copy of a token goes to each domain, outermost first; (): each copy on its
-    own, one to every expert."""
+    own, one to every expert. Of cp, where experts are spread over it too: the same, in front of those of ep."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,11 @@ class Mesh:
     @property
     def data_axes(self) -> tuple[MeshAxis, ...]:
         return tuple(axis for axis in self.axes if axis.name in DATA_AXES)
+
+    @property
+    def expert_axes(self) -> tuple[MeshAxis, ...]:
+        """Axes that experts are spread over besides tp, in split order."""
+        return tuple(a for a in self.axes if ROLES[a.name] == "experts" or (ROLES[a.name] == "sequence" and a.hops))
 
     @property
     def num_data_ranks(self) -> int:

@@ -24,6 +24,9 @@ from hpsearch.lower.context_ulysses import ulysses_attention, ulysses_attention_
 from hpsearch.lower.dropout import dropout
 from hpsearch.lower.experts import combine, combine_backward, dispatch, dispatch_backward, route
 from hpsearch.lower.local_ops import cut, cut_rows, join, join_rows, mask, pad, split, split_rows, trim
+from hpsearch.lower.padded import combine_backward_padded, combine_padded, dispatch_backward_padded, dispatch_padded
+from hpsearch.lower.padded import grouped_add_padded, grouped_mm_padded, grouped_mm_weight_padded, grouped_sum_padded
+from hpsearch.lower.padded import route_padded
 from hpsearch.lower.scaled import amax, scaled_einsum
 
 c10d = torch.ops._c10d_functional'''

@@ -70,22 +70,23 @@ class Route:
     """[E / P]: rows of each local expert."""
 
 
-def route(index: Tensor, num_experts: int, group: Group, hops: Sequence[Group] | None = None) -> Route:
+def route(index: Tensor, num_experts: int, group: Group | None, hops: Sequence[Group] | None = None) -> Route:
     """The way of every token. Collective; the one place where hosts wait for devices.
 
     index: [T, k] expert of each slot of each token, -1 for none; may differ in T on every rank.
-    hops: None (each copy on its own), or groups from the outermost in whose sizes multiply to that of `group`.
+    hops: None (each copy on its own in `group`), or groups from the outermost in, whose sizes multiply to that of
+    `group` if there is one.
     LoweringError: experts that do not divide, hops that do not fit the group, an expert that does not exist.
     """
-    size = group_size(group)
+    groups = tuple(hops) if hops is not None else () if group is None else (group,)
+    sizes = [group_size(each) for each in groups]
+    size = prod(sizes) if group is None else group_size(group)
     if num_experts % size:
         raise LoweringError(
             f"{num_experts} experts over {size} ranks",
             f"expected an equal number on each, but {num_experts} / {size} is {num_experts / size:.4g}",
             "Use a divisor of the number of experts as the degree.",
         )
-    groups = (group,) if hops is None else tuple(hops)
-    sizes = [group_size(each) for each in groups]
     if prod(sizes) != size:
         raise LoweringError(
             f"exchange over {size} ranks",
@@ -224,6 +225,12 @@ def hop_ranks(members: Sequence[int], sizes: Sequence[int], rank: int) -> tuple[
 def group_size(group: Group) -> int:
     """Ranks of a group, or of the group of that name."""
     return (_resolve_process_group(group) if isinstance(group, str) else group).size()
+
+
+def swap(x: Tensor, group: Group, ranks: int) -> Tensor:
+    """Equal pieces of x, one for each of the `ranks` of a group, for as many from them."""
+    each = [x.shape[0] // ranks] * ranks
+    return _all_to_all(x, each, each, group)
 
 
 def _all_to_all(x: Tensor, received: list[int], sent: list[int], group: Group) -> Tensor:

@@ -39,7 +39,7 @@ def route(
     """The way of every token of index [T, k], and the rows of each expert of this rank.
 
     own: (place, ranks) on the axis whose ranks have the same tokens. group: of the axis over which they are exchanged,
-    one copy a domain along `hops`, else each copy on its own.
+    each copy on its own; hops: of those over which one copy goes to each domain.
     """
     shape = (index.shape[0], index.shape[1])
     rank, ranks = own
@@ -47,7 +47,7 @@ def route(
         num_experts //= ranks
         index = index - rank * num_experts
         index = torch.where((index >= 0) & (index < num_experts), index, -1)
-    if group is not None:
+    if group is not None or hops is not None:
         flow = exchange.route(index, num_experts, group, hops)
         return Place(index.new_empty(0), shape, flow), flow.counts
     experts = index.reshape(-1)

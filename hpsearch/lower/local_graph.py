@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 
 from hpsearch.errors import InternalError, LoweringError
 from hpsearch.graph import Call, Op, OpGraph
-from hpsearch.graph.routed import ROUTE
 from hpsearch.graph.scaled import Formats
 from hpsearch.layout import Layout, Mesh
 from hpsearch.lower import expert_calls
@@ -55,10 +54,11 @@ def localize_graph(
     traced: fx.Graph,
     mesh: Mesh,
     scaled: Mapping[str, Formats] | None = None,
-    rows: int = 0,
+    *,
+    rows: int,
 ) -> LocalGraph:
-    """A graph (`decisions.graph` are its facts, `traced` has its arguments) as each rank runs it; `scaled`: products
-    in 8 bits, with the formats of their operands, at `rows` of a micro-batch.
+    """A graph (`decisions.graph` are its facts, `traced` has its arguments) as each rank runs it, at `rows` of a
+    micro-batch; `scaled`: products in 8 bits, with the formats of their operands.
 
     Raises LoweringError for a cut that is not even.
     """
@@ -99,13 +99,21 @@ class _Localization:
 
     def _define(self, node: str, value: str, tensor: torch.Tensor) -> str:
         """Records what `node` (a traced node's name) leaves on this rank; returns its local name."""
-        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        shape, dtype = self._shape(value, tensor), str(tensor.dtype).removeprefix("torch.")
         layout = self.decisions.made[value]
         self._check_even(node, shape, layout)
         per_row = self.graph.values[value].per_row
         self.values[value] = LocalValue(local_name(node), shape, dtype, layout, per_row)
         self.results[node] = value
         return self.values[value].name
+
+    def _shape(self, value: str, tensor: torch.Tensor) -> tuple[int, ...]:
+        """Of the whole tensor; rows of experts with a capacity are as many as these have slots, not as were traced."""
+        padded = self.graph.slots and value in self.graph.routed
+        return self._padded_shape(value) if padded else tuple(tensor.shape)
+
+    def _padded_shape(self, value: str) -> tuple[int, ...]:
+        return self.graph.values[value].shape(self.rows)
 
     def _check_even(self, name: str, shape: tuple[int, ...], layout: Layout) -> None:
         left = list(shape)
@@ -152,7 +160,8 @@ class _Localization:
         operands = self._operands(op)
         for operand in operands:
             self._check_even(f"{op.name} (operand {operand.name})", operand.shape, operand.layout)
-        shapes = [tuple(t.shape) for t in _slots(node) if isinstance(t, torch.Tensor)]
+        made = [t for t in _slots(node) if isinstance(t, torch.Tensor)]
+        shapes = [self._shape(value, t) for value, t in zip(op.outputs, made, strict=True)]
         outputs = [self._result_shape(v, shape, operands) for v, shape in zip(op.outputs, shapes, strict=True)]
         if op.name in self.scaled:
             (name,) = self._define_results(node, op.outputs)
@@ -166,7 +175,7 @@ class _Localization:
         if node.target is DROPOUT:
             call = self._dropout(op, args)
         elif function is not None:
-            more = expert_calls.where(self.decisions, op, self.mesh) if op.target == ROUTE else ""
+            more = expert_calls.where(self.decisions, op, self._padded_shape, self.mesh)
             call = f"{function}({', '.join(map(render, args))}{more})"
         elif along is not None:
             call = context_call(along, op, args, kwargs, self.mesh)
@@ -290,8 +299,8 @@ def is_view(target: Any) -> bool:
 
 _PRELUDE = (
     "torch", "c10d", "einsum", "attention", "attention_backward", "split", "join", "cut", "mask", "pad", "trim",
-    *expert_calls.FUNCTIONS.values(), *CONTEXT_FUNCTIONS, "split_rows", "join_rows", "cut_rows",
-    "extent", "groups", "coordinate", "dropout", "draws", "amax", "scaled_einsum",
+    *expert_calls.FUNCTIONS.values(), *expert_calls.PADDED.values(), *CONTEXT_FUNCTIONS, "split_rows", "join_rows",
+    "cut_rows", "extent", "groups", "coordinate", "dropout", "draws", "amax", "scaled_einsum",
     "device", "params", "buffers", "inputs", "saved", "kept", "tangents", "given", "made", "reduce_loss",
 )  # fmt: skip
 RESERVED = frozenset((*_PRELUDE, *keyword.kwlist, *dir(builtins)))

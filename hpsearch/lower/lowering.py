@@ -18,7 +18,7 @@ from torch import fx
 
 from hpsearch.cost.offload import STAGED, moved
 from hpsearch.errors import LoweringError
-from hpsearch.graph import ModelGraph, OpGraph
+from hpsearch.graph import ModelGraph, OpGraph, with_capacity
 from hpsearch.graph.scaled import scaled_products
 from hpsearch.layout import Layout, Mesh
 from hpsearch.lower.actions import Action, UnitParams, make_actions
@@ -56,30 +56,34 @@ def lower(captured: Captured, plan: Plan) -> ParallelProgram | PipelineProgram:
     Raises LoweringError where the plan does not fit the graph or cuts an activation unevenly, and for random numbers;
     LegalityError where its micro-batches would not add up to the loss of the batch.
     """
-    model, mesh = captured.graph, plan.mesh
+    model, mesh = with_capacity(captured.graph, plan.file.job.capacity_factor), plan.mesh
     check_micro_batches(model.name, model.loss_reduction, plan.file.job.micro_batches)
     refuse_random(model, captured.fx, plan)
     decisions = decisions_of(plan.file, model)
     outer_name = model.outer.name
     local = {
-        name: localize_graph(decisions[name], captured.fx[name], mesh, scaled_products(model, b), plan.micro_batch_rows)
+        name: localize_graph(
+            decisions[name], captured.fx[name], mesh, scaled_products(model, b), rows=plan.micro_batch_rows
+        )
         for name, b in model.blocks.items()
     }
     names = {name: _python_name(name) for name in local}
     blocks = {n: block_piece(names[n], block, _uses(block, model, plan, n)) for n, block in local.items()}
     if plan.file.pipeline is not None:
-        return _pipeline(captured, plan, blocks, plan.file.pipeline)
-    outer = localize_graph(decisions[outer_name], captured.fx[outer_name], mesh)
+        return _pipeline(model, captured.fx[outer_name], plan, blocks, plan.file.pipeline)
+    outer = localize_graph(decisions[outer_name], captured.fx[outer_name], mesh, rows=plan.micro_batch_rows)
     cut = cut_outer(outer, _uses(outer, model, plan, outer_name), names)
     return _assemble(model, plan, outer, cut, {names[n]: piece for n, piece in blocks.items()} | cut.pieces)
 
 
-def _pipeline(captured: Captured, plan: Plan, blocks: dict[str, Piece], entry: PipelineEntry) -> PipelineProgram:
+def _pipeline(
+    model: ModelGraph, traced: fx.Graph, plan: Plan, blocks: dict[str, Piece], entry: PipelineEntry
+) -> PipelineProgram:
     """Each stage lowered alone, with the pieces of blocks that all share."""
-    model, mesh, programs = captured.graph, plan.mesh, []
+    mesh, programs = plan.mesh, []
     for stage in split(model, cut_of(entry)):
         decisions = stage_decisions(plan.file, model, stage)[model.outer.name]
-        outer = localize_graph(decisions, stage_graph(captured.fx[model.outer.name], stage), mesh)
+        outer = localize_graph(decisions, stage_graph(traced, stage), mesh, rows=plan.micro_batch_rows)
         own = {blocks[name].name: blocks[name] for name in stage.graph.blocks}
         names = {name: blocks[name].name for name in stage.graph.blocks}
         uses = _uses(outer, model, plan, model.outer.name, stage.shared)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hpsearch.plan.plan import cluster_entry as cluster_entry
     from hpsearch.plan.schema import SCHEMA as SCHEMA
     from hpsearch.plan.schema import AxisEntry as AxisEntry
+    from hpsearch.plan.schema import CapacityEntry as CapacityEntry
     from hpsearch.plan.schema import CertificateEntry as CertificateEntry
     from hpsearch.plan.schema import ClusterEntry as ClusterEntry
     from hpsearch.plan.schema import CollectiveEntry as CollectiveEntry
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from hpsearch.plan.schema import Refusal as Refusal
 
 _ENTRIES = (
-    "SCHEMA", "AxisEntry", "CertificateEntry", "ClusterEntry", "CollectiveEntry", "InputEntry", "JobEntry",
-    "ModelEntry", "OffloadEntry", "ParamEntry", "PipelineEntry", "PlanFile", "PredictedEntry", "Refusal",
+    "SCHEMA", "AxisEntry", "CapacityEntry", "CertificateEntry", "ClusterEntry", "CollectiveEntry", "InputEntry",
+    "JobEntry", "ModelEntry", "OffloadEntry", "ParamEntry", "PipelineEntry", "PlanFile", "PredictedEntry", "Refusal",
 )  # fmt: skip
 _DOORS = {
     "model_fingerprint": "fingerprint",

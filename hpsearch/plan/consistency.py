@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from hpsearch.errors import PlanError
-from hpsearch.graph import ModelGraph, Op, OpGraph, Rule
+from hpsearch.graph import ModelGraph, Op, OpGraph, Rule, slots_of, with_capacity
 from hpsearch.layout import ROLES, Layout
 from hpsearch.plan.decisions import GraphDecisions, decisions_of
 from hpsearch.plan.fingerprint import parameter_differences, step_differences
@@ -32,6 +32,7 @@ def check_consistency(file: PlanFile, model: ModelGraph, subject: str) -> None:
         _parameters(file, decisions),
         _inputs(file, model, decisions[model.outer.name]),
         stage_faults(file, model),
+        _capacity(file, model),
     ):
         for problem, remedy in faults:
             raise PlanError(subject, problem, remedy)
@@ -82,6 +83,13 @@ def _parameters(file: PlanFile, decisions: dict[str, GraphDecisions]) -> Iterato
             if Layout.parse(text) != made:
                 problem = f"parameter {entry.pattern}, {field}: {text}, but the placements make {value} as {made}"
                 yield problem, AS_THE_OPERATION
+
+
+def _capacity(file: PlanFile, model: ModelGraph) -> Iterator[Fault]:
+    entry = file.job.capacity
+    if entry is not None and (right := slots_of(with_capacity(model, entry.factor))) != entry.slots:
+        problem = f"job.capacity.slots: expected {right} for a factor of {entry.factor:g}, but found {entry.slots}"
+        yield problem, "They follow from the factor; correct either."
 
 
 def _inputs(file: PlanFile, model: ModelGraph, outer: GraphDecisions) -> Iterator[Fault]:

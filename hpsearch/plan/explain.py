@@ -69,12 +69,23 @@ def in_words(plan: Plan) -> str:
     )
     full = [block for block, choice in job.recompute.items() if choice == "full"]
     words += f"Activations are recomputed in backward in {', '.join(full)}. " if full else "No recomputation. "
-    words += _offload_words(plan)
+    words += _capacity_words(plan) + _offload_words(plan)
     if plan.file.pipeline is not None:
         words += f"{pipeline_words(plan.file.pipeline)} "
     if job.fix:
         words += "Pinned: " + ", ".join(f"{key}={value}" for key, value in job.fix.items()) + ". "
     return words.strip()
+
+
+def _capacity_words(plan: Plan) -> str:
+    entry = plan.file.job.capacity
+    if entry is None:
+        return ""
+    slots = " or ".join(dict.fromkeys(map(str, entry.slots.values())))
+    return (
+        f"Capacity {entry.factor:g}: an expert takes the first {slots} tokens of a row that chose it, those behind "
+        f"are dropped, and empty slots are computed. "
+    )
 
 
 def _offload_words(plan: Plan) -> str:
@@ -120,6 +131,7 @@ def mesh_table(plan: Plan) -> Table:
         if ROLES[axis.name] == "sequence":
             pieces = "a piece from either end" if axis.order else "consecutive positions"
             meaning += f"; {EXCHANGE_WORDS[axis.exchange]}; {pieces} of each sequence"
+            meaning += "; experts spread over it" if axis.hops else ""
         table.add_row(axis.name, str(axis.size), str(axis.stride), axis.tier, meaning)
     if not plan.mesh.axes and plan.file.pipeline is None:
         table.add_row("-", "1", "-", "-", "one device")

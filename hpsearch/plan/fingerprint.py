@@ -19,8 +19,9 @@ def model_fingerprint(graph: ModelGraph) -> str:
     """sha256 over everything of the model that a plan relies on: parameters (shapes, ties, trainable), operations,
     wiring, affine shapes, recipe.
 
-    Independent of the rows at capture, of where the source stands, of rules and of limits.
+    Independent of the rows at capture, of where the source stands, of rules, of limits, and of a capacity of experts.
     """
+    graph = graph.traced or graph
     tree = {
         "name": graph.name,
         "recipe": graph.recipe,

@@ -6,7 +6,7 @@ This is what makes plans safe to edit by hand: whatever passes here can be lower
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
+from math import inf, prod
 
 from hpsearch.cost.job import OPTIMIZER_STATES, RECIPES, check_batch
 from hpsearch.errors import LegalityError, PlanError
@@ -60,6 +60,10 @@ def _mesh(file: PlanFile) -> Iterator[Fault]:
             yield f"mesh: axis {axis.name} has size {axis.size}, expected at least 2", "Leave out axes of size 1."
         yield from _sequence(axis)
         yield from _hops(axis)
+    if any(axis.name == "cp" and axis.hops for axis in file.mesh):
+        for axis in file.mesh:
+            if axis.name == "ep" and axis.hops is None:
+                yield "mesh: experts are spread over cp, but ep has no hops", f"Write hops of {axis.size} for ep."
     degrees = {axis.name: axis.size for axis in file.mesh}
     ranks = {"pp": file.pipeline.ranks} if file.pipeline else {}
     product = " x ".join(f"{name}={size}" for name, size in {**ranks, **degrees}.items()) or "no axis"
@@ -89,11 +93,11 @@ def _sequence(axis: AxisEntry) -> Iterator[Fault]:
 
 
 def _hops(axis: AxisEntry) -> Iterator[Fault]:
-    """What only an axis of experts may say."""
+    """What only an axis of experts may say, and one along sequences that experts are spread over."""
     if axis.hops is None:
         return
     found = " x ".join(map(str, axis.hops)) or "none"
-    if ROLES.get(axis.name) != "experts":
+    if ROLES.get(axis.name) not in ("experts", "sequence"):
         yield f"mesh: axis {axis.name} has hops {found}, expected none", "Leave them out."
     elif prod(axis.hops) != axis.size or min(axis.hops, default=0) < 2:
         problem = f"mesh: axis {axis.name} has hops {found}, expected sizes from 2 on that multiply to {axis.size}"
@@ -120,6 +124,24 @@ def _job(file: PlanFile) -> Iterator[Fault]:
         if block not in graphs:
             yield f"job.recompute: no graph is called {block!r}", f"Graphs of this plan: {', '.join(graphs)}."
     yield from _offload(file)
+    yield from _capacity(file)
+
+
+def _capacity(file: PlanFile) -> Iterator[Fault]:
+    entry = file.job.capacity
+    if entry is None:
+        return
+    if not 0 < entry.factor < inf:
+        yield f"job.capacity.factor: expected a number above 0, but found {entry.factor}", "1.25 is usual."
+    for graph, slots in entry.slots.items():
+        if slots < 1:
+            yield f"job.capacity.slots: expected at least 1 for {graph}, but found {slots}", "Correct it."
+    for axis in file.mesh:
+        if ROLES.get(axis.name) == "sequence":
+            yield f"job.capacity: slots are counted in whole sequences, but {axis.name} cuts them", "Leave one out."
+        if axis.hops is not None:
+            problem = f"job.capacity: expected each copy of a token on its own, but {axis.name} has hops"
+            yield problem, "Leave the hops out."
 
 
 def _offload(file: PlanFile) -> Iterator[Fault]:

@@ -45,7 +45,8 @@ class AxisEntry(_Frozen):
     order: str | None = None
     """Of cp: head-tail, or absent where a rank has consecutive positions."""
     hops: tuple[int, ...] | None = None
-    """Of ep: hops of one copy a domain, outermost first; absent where each copy travels on its own."""
+    """Of ep: hops of one copy a domain, outermost first; absent where each copy travels on its own. Of cp, where
+    experts are spread over it too: the hops in front of those of ep."""
 
 
 class InputEntry(_Frozen):
@@ -65,6 +66,15 @@ class OffloadEntry(_Frozen):
     """Whether optimizer states are on the device for the update only."""
 
 
+class CapacityEntry(_Frozen):
+    """A fixed number of rows for each expert; see `graph/capacity.py`."""
+
+    factor: float
+    """Slots of all experts over the pairs of a token and an expert."""
+    slots: dict[str, int]
+    """Graph → slots of each of its experts for a row of the batch; they follow from the factor and the model."""
+
+
 class JobEntry(_Frozen):
     global_batch: int
     """Rows of the batch of one optimizer step, over all ranks and micro-batches."""
@@ -77,6 +87,12 @@ class JobEntry(_Frozen):
     """Block class → none or full."""
     offload: OffloadEntry | None = None
     """Absent where everything stays on the device."""
+    capacity: CapacityEntry | None = None
+    """Absent where no token is dropped."""
+
+    @property
+    def capacity_factor(self) -> float | None:
+        return self.capacity.factor if self.capacity else None
 
 
 class ParamEntry(_Frozen):

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from math import prod
 
 from hpsearch.graph import ITEM_BYTES, Op
-from hpsearch.graph.routed import ROUTE, TRAVELS, rows_of
+from hpsearch.graph.routed import ROUTE, TRAVELS, rows_of, weight_of
 from hpsearch.layout import Collective, Mesh
 from hpsearch.plan.decisions import GraphDecisions
-from hpsearch.strategy import token_messages
+from hpsearch.strategy import slot_messages, token_messages
 
 
 def route_of(placed: GraphDecisions, op: Op) -> Op | None:
@@ -36,8 +36,9 @@ def spread_over(placed: GraphDecisions, route: Op) -> tuple[tuple[str, ...], tup
 
 def exchanges(
     placed: GraphDecisions, op: Op, shape_of: Callable[[str], tuple[int, ...]], mesh: Mesh
-) -> Iterator[Collective]:
-    """What an op sends to experts and back where routing is even; `shape_of` gives global shapes."""
+) -> Iterator[tuple[Collective, str]]:
+    """What an op sends to experts and back where routing is even, or all slots of a capacity, each with its dtype;
+    `shape_of` gives global shapes."""
     route = route_of(placed, op) if op.target in TRAVELS else None
     if route is None:
         return
@@ -45,6 +46,11 @@ def exchanges(
     count = prod(placed.made[value.name].local_shape(shape_of(value.name), mesh.sizes))
     own, exchanged = spread_over(placed, route)
     experts, top_k = shape_of(route.outputs[1])[0], shape_of(route.inputs[0])[1]
-    for axis in exchanged:
-        nbytes = count * ITEM_BYTES[value.dtype]
-        yield from token_messages(mesh.axis(axis), nbytes, experts, top_k, prod(map(mesh.size, own)))
+    axes, nbytes = [mesh.axis(axis) for axis in exchanged], count * ITEM_BYTES[value.dtype]
+    for c in token_messages(axes, nbytes, experts, top_k, prod(map(mesh.size, own))):
+        yield c, value.dtype
+    if placed.graph.slots:
+        number = placed.graph.values[weight_of(op)]
+        slots = placed.made[value.name].local_shape(shape_of(value.name), mesh.sizes)[0]
+        for c in slot_messages(axes, op, slots * ITEM_BYTES[number.dtype]):
+            yield c, number.dtype

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from hpsearch.graph import ITEM_BYTES, ModelGraph, Op
-from hpsearch.graph.routed import rows_of
 from hpsearch.graph.scaled import scale_messages, scaled_products
 from hpsearch.layout import Collective, Layout, Mesh, redistribute
 from hpsearch.plan.decisions import GraphDecisions, decisions_of
@@ -39,8 +38,7 @@ def _activations(
     graph = placed.graph
     for op in graph.ops:
         runs = 2 if op.phase == "forward" and file.job.recompute.get(graph.name) == "full" else 1
-        for c in exchanges(placed, op, lambda name: graph.values[name].shape(rows), mesh):
-            dtype = graph.values[rows_of(op)].dtype
+        for c, dtype in exchanges(placed, op, lambda name: graph.values[name].shape(rows), mesh):
             calls = count * runs * file.job.micro_batches
             yield _entry(c, op.phase, f"{graph.name}/{op.name}", dtype, calls, seconds)
         messages = attention_messages(graph, op, [r.layout for r in placed.reads(op)], rows, mesh) or ()

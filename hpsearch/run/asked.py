@@ -45,7 +45,15 @@ class Asked:
         # A model without block classes has nothing to run again, whatever is pinned.
         yield "recompute", fix.recompute if job.recompute else None, kept
         yield "offload", fix.offload, _offload(plan)
+        if "ep_over" in fix.text:
+            yield "ep_over", fix.text["ep_over"], _over(plan)
+        yield "capacity", fix.capacity, job.capacity_factor
         yield from _stored(plan, fix)
+
+
+def _over(plan: Plan) -> str:
+    """What experts are spread over, as a pin says it."""
+    return "cp" if any(axis.name == "cp" for axis in plan.mesh.expert_axes) else "data"
 
 
 def _offload(plan: Plan) -> str:

@@ -74,6 +74,10 @@ def pins(plan: Plan) -> Mapping[str, object]:
     """What the search must keep so that the same stored parameters serve another program of the model."""
     found: dict[str, object] = {axis.name: axis.size for axis in plan.mesh.axes}
     found["micro_batches"] = plan.file.job.micro_batches
+    if any(axis.name == "cp" for axis in plan.mesh.expert_axes):
+        found["ep_over"] = "cp"
+    if plan.file.job.capacity is not None:
+        found["capacity"] = plan.file.job.capacity.factor
     if (pipeline := plan.file.pipeline) is not None:
         stages = pipeline.stages
         found |= {"pp": pipeline.ranks, "vpp": len(stages) // pipeline.ranks, "schedule": pipeline.kind}

@@ -7,11 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 from hpsearch.cluster import Cluster
 from hpsearch.cost import CostTable, Storage
-from hpsearch.graph import Call, ModelGraph, OpGraph, Rule
+from hpsearch.graph import Call, ModelGraph, OpGraph, Rule, slots_of
 from hpsearch.layout import REPLICATE, Collective, Layout, Mesh, Placement
 from hpsearch.plan import (
     SCHEMA,
     AxisEntry,
+    CapacityEntry,
     CertificateEntry,
     InputEntry,
     JobEntry,
@@ -126,7 +127,12 @@ def _job(table: CostTable, model: ModelGraph, fix: Fix) -> JobEntry:
         fix=fix.text,
         recompute={name: "full" if name in table.job.recompute else "none" for name in sorted(model.blocks)},
         offload=_offload(table),
+        capacity=_capacity(table, fix),
     )
+
+
+def _capacity(table: CostTable, fix: Fix) -> CapacityEntry | None:
+    return None if fix.capacity is None else CapacityEntry(factor=fix.capacity, slots=slots_of(table.space.model))
 
 
 def _offload(table: CostTable) -> OffloadEntry | None:

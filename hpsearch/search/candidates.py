@@ -83,7 +83,8 @@ def meshes(model: ModelGraph, devices: int, fix: Fix) -> Iterator[dict[str, int]
     """
     _check_pins(model, devices, fix)
     further = {name: size for name, size in fix.degrees.items() if name not in SEARCHED}
-    for ep in [fix.degrees["ep"]] if "ep" in fix.degrees else legal_ep(model):
+    legal, cp = legal_ep(model), fix.degrees.get("cp", 1) if fix.over_cp else 1
+    for ep in [fix.degrees["ep"]] if "ep" in fix.degrees else [ep for ep in legal if ep * cp in legal]:
         left, rest = divmod(devices, prod((further | {"ep": ep}).values()))
         if not rest:
             yield from (degrees | further | {"ep": ep} for degrees in _meshes(model, left, fix))
@@ -109,7 +110,7 @@ def _check_pins(model: ModelGraph, devices: int, fix: Fix) -> None:
     check_micro_batches(model.name, model.loss_reduction, fix.micro_batches or 1)
     if "tp" in fix.degrees:
         check_degree(model, fix.degrees["tp"])
-    check_experts(model, fix.degrees.get("ep", 1))
+    check_experts(model, fix.degrees.get("ep", 1), fix.degrees["cp"] if fix.over_cp else 1)
     product = 1
     for name in RANK_ORDER:
         product *= fix.degrees.get(name, 1)

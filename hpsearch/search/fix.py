@@ -2,8 +2,10 @@
 
 `tp=4`, `dp_shard=16`, `dp_replicate=2`, `micro_batches=8`, `recompute=none|full`,
 `offload=activations|optimizer|activations+optimizer|none` (to host memory); to cut sequences `cp=2`, and
-`cp_kind=gathered|ring|ulysses` for how attention sees keys of other ranks; to spread experts `ep=8`, and
-`ep_kind=apart|together` for whether copies of a token travel together; for a pipeline `pp=4`, `vpp=2`
+`cp_kind=gathered|ring|ulysses` for how attention sees keys of other ranks; to spread experts `ep=8`,
+`ep_over=data|cp` for whether ranks of cp share them out too (in front of ep), and
+`ep_kind=apart|together` for whether copies of a token travel together, `capacity=1.25` for a fixed number of tokens an
+expert takes (the factor over an even share; tokens beyond are dropped); for a pipeline `pp=4`, `vpp=2`
 (stages on each rank), `schedule=zb-h1` and `cut=3+4+4+2` (repeated blocks of each stage); and `FQN-pattern=layout` for
 a parameter's stored layout: `lm_head.weight=R`, `model.layers.*.mlp.up_proj.weight=tp:S0`.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from hpsearch.cluster.exchange import FORMS
 from hpsearch.errors import LegalityError, PlanError
@@ -20,7 +23,17 @@ from hpsearch.layout.mesh import RANK_ORDER
 from hpsearch.schedule import KINDS
 
 PIPELINE_KEYS = ("pp", "vpp", "schedule", "cut")
-KEYS = (*RANK_ORDER, "cp_kind", "ep_kind", *PIPELINE_KEYS, "micro_batches", "recompute", "offload")
+KEYS = (
+    *RANK_ORDER,
+    "cp_kind",
+    "ep_kind",
+    "ep_over",
+    "capacity",
+    *PIPELINE_KEYS,
+    "micro_batches",
+    "recompute",
+    "offload",
+)
 OFFLOADED = ("none", "activations", "optimizer", "activations+optimizer")
 
 
@@ -43,6 +56,10 @@ class Fix:
     cut: tuple[int, ...] | None = None
     offload: str | None = None
     """One of OFFLOADED."""
+    capacity: float | None = None
+    """Slots of all experts over the pairs of a token and an expert (`graph/capacity.py`); None: no token is dropped."""
+    over_cp: bool = False
+    """Whether experts are spread over cp too."""
 
     def offloads(self, what: str) -> bool:
         """Whether `what`, activations or optimizer, is pinned to host memory."""
@@ -80,7 +97,44 @@ def parse_fix(given: Mapping[str, object] | None) -> Fix:
     offload = "+".join(sorted(text["offload"].split("+"))) if "offload" in text else None
     if offload not in (None, *OFFLOADED):
         raise LegalityError(f"fix offload={offload}", f"expected one of {', '.join(OFFLOADED)}", "Write one of them.")
-    return Fix(degrees, micro, recompute, stored, text, cp_kind, ep_kind, pp, vpp, kind, cut, offload)
+    capacity = _capacity(text, degrees, ep_kind)
+    over_cp = _over_cp(text, degrees, ep_kind)
+    return Fix(
+        degrees, micro, recompute, stored, text, cp_kind, ep_kind, pp, vpp, kind, cut, offload, capacity, over_cp
+    )
+
+
+def _over_cp(text: Mapping[str, str], degrees: Mapping[str, int], ep_kind: str | None) -> bool:
+    """Whether experts are pinned to cp; a token then goes once to each rank, by cp first."""
+    over = text.get("ep_over", "data")
+    if over not in ("data", "cp"):
+        raise LegalityError(f"fix ep_over={over}", "expected data or cp", "Leave it out for the data ranks alone.")
+    if over == "cp" and degrees.get("cp", 1) == 1:
+        raise LegalityError("fix ep_over=cp", "expected cp of at least 2 beside it, but found cp=1", "Pin cp=2 too.")
+    if over == "cp" and ep_kind == "apart":
+        problem = "expected copies of a token to travel together, axis by axis, but found ep_kind=apart"
+        raise LegalityError("fix ep_over=cp", problem, "Leave ep_kind out.")
+    return over == "cp"
+
+
+def _capacity(text: Mapping[str, str], degrees: Mapping[str, int], ep_kind: str | None) -> float | None:
+    """The pinned factor; it is counted in whole sequences, and every copy of a token has a slot of its own."""
+    if "capacity" not in text:
+        return None
+    subject = f"fix capacity={text['capacity']}"
+    try:
+        factor = float(text["capacity"])
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < inf:
+        raise LegalityError(subject, "expected a number above 0, of an even share", "Write --fix capacity=1.25.")
+    if degrees.get("cp", 1) > 1:
+        problem = f"expected whole sequences, in which slots are counted, but found cp={degrees['cp']}"
+        raise LegalityError(subject, problem, "Leave one of the two out.")
+    if ep_kind == "together":
+        problem = "expected each copy of a token on its own, with a slot of its own, but found ep_kind=together"
+        raise LegalityError(subject, problem, "Leave one of the two out.")
+    return factor
 
 
 def _pipeline(text: Mapping[str, str]) -> tuple[int, int | None, str | None, tuple[int, ...] | None]:

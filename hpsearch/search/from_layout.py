@@ -42,7 +42,8 @@ def pins_of_layout(layout: ParallelLayout, devices: int, global_batch: int) -> P
     if layout.offload_share or layout.precision not in ("bf16", "fp16"):
         what = "offloaded activations" if layout.offload_share else f"precision {layout.precision}"
         raise LegalityError("layout", f"expected what a program has, but found {what}", "Search without.")
-    fix = {"tp": layout.tp, **_data(layout, _spread(layout)), "micro_batches": layout.micro_batches}
+    spread, over_cp = _spread(layout)
+    fix = {"tp": layout.tp, **_data(layout, spread), "micro_batches": layout.micro_batches}
     told = {name: str(value) for name, value in fix.items() if value > 1 or name == "micro_batches"}
     if layout.pp > 1:
         told |= {"pp": str(layout.pp), "vpp": str(layout.vpp), "schedule": layout.schedule_kind}
@@ -52,9 +53,12 @@ def pins_of_layout(layout: ParallelLayout, devices: int, global_batch: int) -> P
         left.append("where activations are cut between matmuls")
     if layout.cp > 1:
         told |= {"cp": str(layout.cp), "cp_kind": CP_KINDS[layout.cp_kind]}
+        told |= {"ep_over": "cp"} if over_cp else {}
         left.append("states over dp_shard alone, whole on the ranks of cp")
     if layout.ep > 1 and layout.tp > 1:
         left.append(f"experts over tp, or each cut by it (etp {layout.etp})")
+    if layout.capacity:
+        told["capacity"] = str(layout.capacity)
     if layout.recompute == "none":
         told["recompute"] = "none"
     elif layout.recomputed == layout.cut and layout.recompute_share == 1.0 and layout.recompute == "full":
@@ -65,30 +69,33 @@ def pins_of_layout(layout: ParallelLayout, devices: int, global_batch: int) -> P
     return Pins(told, tuple(left))
 
 
-def _spread(layout: ParallelLayout) -> int:
-    """Data ranks over which experts are spread: those of a layout's ep that tp does not have already.
+def _spread(layout: ParallelLayout) -> tuple[int, bool]:
+    """Data ranks over which experts are spread, of a layout's ep those that tp does not have already; and whether the
+    ranks of cp share them too, which they do where the data ranks alone are too few.
 
-    LegalityError: experts on a part of the tensor ranks, or over some data ranks but not a divisor of them.
+    LegalityError: experts on a part of the tensor or context ranks, or over some data ranks but not a divisor of them.
     """
     if layout.ep == 1:
-        return 1
+        return 1, False
     spread, rest = divmod(layout.ep * layout.etp, layout.tp)
     shards = layout.dp if layout.zero == 0 else _shards(layout)
-    if not rest and shards % spread and layout.cp > 1:
-        raise LegalityError(
-            f"layout, ep = {layout.ep} beside cp = {layout.cp}",
-            f"expected experts on the {shards} data ranks alone, but found them spread over ranks of cp too, of which "
-            f"there is no program",
-            f"Search with --fix cp=1, or an ep of at most {shards * layout.tp // layout.etp}.",
-        )
-    if rest or shards % spread:
+    if not rest and shards % spread == 0:
+        return spread, False
+    if rest or layout.cp == 1:
         raise LegalityError(
             f"layout, ep = {layout.ep} and etp = {layout.etp}",
             f"expected ep x etp over tp = {layout.tp} to divide {shards} data ranks, but found "
             f"{layout.ep * layout.etp} / {layout.tp}",
             f"Search with --fix etp={layout.tp}, or another ep.",
         )
-    return spread
+    if spread % layout.cp or shards % (spread // layout.cp):
+        raise LegalityError(
+            f"layout, ep = {layout.ep} beside cp = {layout.cp}",
+            f"expected experts on the {shards} data ranks, or on all {layout.cp} ranks of cp and a divisor of those, "
+            f"but found them on {spread}, of which there is no program",
+            f"Search with --fix cp=1, or an ep of at most {shards * layout.tp // layout.etp}.",
+        )
+    return spread // layout.cp, True
 
 
 def _shards(layout: ParallelLayout) -> int:

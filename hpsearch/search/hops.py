@@ -14,10 +14,14 @@ from hpsearch.search.fix import Fix
 
 def with_hops(mesh: Mesh, model: ModelGraph, cluster: Cluster, rows: int, fix: Fix) -> Mesh:
     """The mesh with the hops of its axis of experts: those of the form whose moves of tokens take the fewest seconds
-    in all layers together, or of the pinned one. `rows`: of a micro-batch, on all ranks.
+    in all layers together, or of the pinned one. `rows`: of a micro-batch, on all ranks. Experts that are spread over
+    cp too have a hop for each of the two.
 
     Raises LegalityError for a form that no program has, or that never pays.
     """
+    if fix.over_cp:
+        over = ("experts", "sequence")
+        return Mesh(tuple(replace(a, hops=(a.size,)) if ROLES[a.name] in over else a for a in mesh.axes))
     axes = [axis for axis in mesh.axes if ROLES[axis.name] == "experts"]
     routings = list(_routings(model, mesh, rows)) if axes else []
     if not routings:
@@ -27,7 +31,8 @@ def with_hops(mesh: Mesh, model: ModelGraph, cluster: Cluster, rows: int, fix: F
     def of(form: str) -> list[tuple[int, Exchange]]:
         return [(count, cluster.exchange(routing, axis.size, axis.stride, form)) for count, routing in routings]
 
-    forms = [of(form) for form in ((fix.ep_kind,) if fix.ep_kind else ("apart", "together"))]
+    kind = "apart" if fix.capacity else fix.ep_kind
+    forms = [of(form) for form in ((kind,) if kind else ("apart", "together"))]
     best = min(forms, key=lambda found: sum(count * each.price.seconds for count, each in found))
     hops = best[0][1].hops
     return Mesh(tuple(replace(a, hops=hops) if a == axis else a for a in mesh.axes))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from hpsearch.cluster import Cluster
 from hpsearch.cost import CostTable, build, check_batch, optimizer_states
 from hpsearch.errors import ClusterError, LegalityError
-from hpsearch.graph import ModelGraph
+from hpsearch.graph import ModelGraph, with_capacity
 from hpsearch.layout import Mesh
 from hpsearch.plan import Plan, Refusal
 from hpsearch.search.assemble import Certificate, Found, plan_of
@@ -109,6 +109,7 @@ def search(
         )  # fmt: skip
     optimizer_states(optimizer)
     pins = parse_fix(fix)
+    graph = with_capacity(graph, pins.capacity)
     deadline_s = time.monotonic() + time_limit_s if time_limit_s is not None else float("inf")
     if pins.pp > 1:
         return PipelineSearch(graph, cluster, global_batch, optimizer, pins, deadline_s, progress).run()

@@ -8,7 +8,7 @@ from typing import Any
 from hpsearch.cluster import Cluster
 from hpsearch.errors import LegalityError
 from hpsearch.estimate import ModelShape
-from hpsearch.estimate.pins import CUT, NAMES, check_device, cut_of, layout_of
+from hpsearch.estimate.pins import CUT, NAMES, check_capacity, check_device, cut_of, layout_of
 from hpsearch.space.space import PINS, SCHEDULES, Space
 
 SWITCHES = tuple(name for name in NAMES if name not in (*PINS, "dp_shard", "dp_replicate", "micro_batches", "cut"))
@@ -36,6 +36,7 @@ def space_of(
     switches |= {name: value for name, value in pins.items() if name in SWITCHES}
     base = layout_of(switches, devices=1, global_batch=global_batch, seq_len=seq_len, precision=precision).layout
     check_device(cluster.device, base)
+    check_capacity(shape, base)
     dimensions = {name: _values(name, value) for name, value in pins.items() if name in PINS}
     return Space(shape, cluster, base, dimensions, _cut(pins["cut"]) if "cut" in pins else ())
 

@@ -2,7 +2,7 @@
 
 from hpsearch.strategy.attention import Message, attention_messages, head_repeats, is_attention
 from hpsearch.strategy.data_axes import DataPlacements, Followed, propagate_all
-from hpsearch.strategy.experts import check_experts, expert_counts, legal_ep, token_messages
+from hpsearch.strategy.experts import check_experts, expert_counts, legal_ep, slot_messages, token_messages
 from hpsearch.strategy.heads import check_degree, head_counts, is_legal_tp, legal_tp
 from hpsearch.strategy.micro_batches import WHY_WHOLE, check_micro_batches
 from hpsearch.strategy.search_space import Edge, Node, Reader, SearchSpace, enumerate_space
@@ -34,5 +34,6 @@ __all__ = [
     "propagate_sequence",
     "rules_along",
     "sequence_lengths",
+    "slot_messages",
     "token_messages",
 ]

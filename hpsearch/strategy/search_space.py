@@ -141,7 +141,7 @@ class _Cutter:
         return value.per_row[dim] == 0 and value.fixed[dim] % pieces == 0 and value.fixed[dim] >= pieces
 
     def is_legal(self, op: Op, rule: Rule) -> bool:
-        """Every cut is even; positions that cp keeps apart in an attention are not cut again."""
+        """Every cut is even; positions that cp keeps apart in an attention are not cut again, nor its experts."""
         beside = self.along.rules[op.name] if self.along else (("R",) * len(op.inputs), ("R",) * len(op.outputs))
         for name, text, cut in zip(op.inputs + op.outputs, rule[0] + rule[1], beside[0] + beside[1], strict=True):
             if text[0] != "S":
@@ -149,7 +149,7 @@ class _Cutter:
             value, placement = self.graph.values[name], Placement.parse(text)
             if self.tp == 1 or not self.cuts_evenly(value, placement.dim, Placement.parse(cut)):
                 return False
-            if text == cut and is_attention(op):
+            if text == cut and (is_attention(op) or name in self.graph.by_expert):
                 return False
         return self.tp > 1 or all(text == "R" for text in rule[0] + rule[1])
 

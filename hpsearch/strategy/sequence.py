@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from hpsearch.errors import LegalityError
 from hpsearch.graph import Call, ModelGraph, Op, OpGraph, Rule, Value
-from hpsearch.layout import HEAD_TAIL, PARTIAL, REPLICATE, ROLES, Mesh, Placement
+from hpsearch.layout import HEAD_TAIL, PARTIAL, REPLICATE, ROLES, Mesh, Placement, shard
 from hpsearch.layout.redistribute import is_reachable, kind_between
 from hpsearch.strategy.attention import is_attention
 from hpsearch.strategy.data_axes import TRAFFIC, DataPlacements
@@ -40,6 +40,8 @@ class Along:
     """See `layout.EXCHANGES`."""
     pieces: int
     """Equal parts that a sequence must have: the ranks, or twice as many for head-tail order."""
+    experts: bool = False
+    """Whether experts are spread over the axis too; else they are whole on it, and each rank has its tokens' rows."""
 
 
 def along_axis(mesh: Mesh) -> Along | None:
@@ -47,7 +49,7 @@ def along_axis(mesh: Mesh) -> Along | None:
     axis = next((a for a in mesh.axes if ROLES[a.name] == "sequence"), None)
     if axis is None:
         return None
-    return Along(axis.size, axis.exchange, axis.size * (2 if axis.order == HEAD_TAIL else 1))
+    return Along(axis.size, axis.exchange, axis.size * (2 if axis.order == HEAD_TAIL else 1), bool(axis.hops))
 
 
 def sequence_lengths(model: ModelGraph) -> list[int]:
@@ -140,7 +142,7 @@ class _Propagation:
 
     def graph(self, graph: OpGraph, arrive: dict[str, Placement]) -> DataPlacements:
         """Placements of a graph whose inputs and tangents arrive as `arrive`; of its blocks at their first call."""
-        values = {name: REPLICATE for name, value in graph.values.items() if value.role != "op"} | arrive
+        values = {n: self._rests(graph, n) for n, value in graph.values.items() if value.role != "op"} | arrive
         dims = sequence_dims(graph) if graph is self.model.outer else {}
         dims = {name: dim for name, dim in dims.items() if self._divides(graph.values[name], dim)}
         rules: dict[str, Rule] = {}
@@ -152,6 +154,13 @@ class _Propagation:
             rules[step.name] = rule
             values.update((out, Placement.parse(p)) for out, p in zip(step.outputs, rule[1], strict=True))
         return DataPlacements(values, rules)
+
+    def _rests(self, graph: OpGraph, name: str) -> Placement:
+        """What a value from outside is: whole, but for experts that are spread."""
+        return shard(0) if self._spread(graph, name) else REPLICATE
+
+    def _spread(self, graph: OpGraph, name: str) -> bool:
+        return self.along.experts and name in graph.by_expert
 
     def _divides(self, value: Value, dim: int) -> bool:
         row = _row(value, dim)
@@ -217,14 +226,15 @@ class _Propagation:
         moved = 0.0
         for name, text in zip(op.inputs, rule[0], strict=True):
             source, target, value = values[name], Placement.parse(text), graph.values[name]
-            fixed = name in graph.routed and source != target
+            fixed = (name in graph.routed or self._spread(graph, name)) and source != target
             if fixed or not is_reachable(source, target) or not self._may(op, rule, value, source, target):
                 return (float("inf"), 0, 0.0, 0)
             moved += TRAFFIC[kind_between(source, target)] * value.nbytes(self.rows)
         whole, computed, dims = 0, 0.0, 0
         for name, text in zip(op.outputs, rule[1], strict=True):
             value, placement = graph.values[name], Placement.parse(text)
-            if placement.is_shard and (name in graph.by_expert or not self._divides(value, placement.dim)):
+            odd = placement.is_shard and (name in graph.by_expert or not self._divides(value, placement.dim))
+            if placement != shard(0) if self._spread(graph, name) else odd:
                 return (float("inf"), 0, 0.0, 0)
             whole += placement.is_replicate
             dims += max(placement.dim, 0)
@@ -232,9 +242,11 @@ class _Propagation:
         return (moved, whole, computed, dims)
 
     def _may(self, op: Op, rule: Rule, value: Value, source: Placement, target: Placement) -> bool:
+        if source == target:
+            return True
         if target.is_shard and (value.role == "param" or not self._divides(value, target.dim)):
             return False
-        if not source.is_shard or source == target:
+        if not source.is_shard:
             return True
         if not target.is_replicate:
             return False

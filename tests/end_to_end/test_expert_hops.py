@@ -13,8 +13,7 @@ import torch
 from hpsearch.capture import CapturedGraph, capture
 from hpsearch.cluster import Cluster, Tier
 from hpsearch.errors import LegalityError
-from hpsearch.layout import Mesh
-from hpsearch.lower import ParallelProgram, lower
+from hpsearch.lower import lower
 from hpsearch.lower.executor import Bound
 from hpsearch.plan import Plan
 from hpsearch.plan.explain import explain
@@ -63,26 +62,40 @@ def test_both_forms_are_the_plain_model() -> None:
     together, apart = plan(), plan(ep_kind="apart")
     assert together.mesh.axis("ep").hops == (2, 2)
     assert apart.mesh.axis("ep").hops == ()
+    for made in (together, apart):
+        hold_to_plain(made)
+
+
+def test_experts_over_cut_sequences_are_the_plain_model() -> None:
+    """Experts on ranks that have pieces of the same sequences, and other sequences; at rest each has its own."""
+    made = plan(ep=2, cp=2, ep_over="cp")
+    assert made.parameter("model.layers.0.mlp.experts.down_proj").stored == "cp:S0 ep:S0"
+    assert made.parameter("model.layers.0.mlp.experts.down_proj").gradient == "cp:S0 ep:S0"
+    assert {c.axis for c in made.file.collectives if c.kind == "all_to_all" and "Layer/" in c.what} >= {"cp/0", "ep/0"}
+    hold_to_plain(made)
+
+
+def hold_to_plain(made: Plan) -> None:
+    """Loss and every gradient of each rank."""
     with double_throughout(FAMILY, RECIPE):
         model, batch = case().model, case().batch
         wanted_loss, wanted = plain_step(model, [batch], sums=False)
-        for made in (together, apart):
-            program, mesh = lower(captured(), made), made.mesh
-            state, slots = dict(model.named_parameters()), {slot.fqn: slot for slot in program.params}
-            inputs, buffers = captured().batch.flatten(batch), dict(model.named_buffers())
+        program, mesh = lower(captured(), made), made.mesh
+        state, slots = dict(model.named_parameters()), {slot.fqn: slot for slot in program.params}
+        inputs, buffers = captured().batch.flatten(batch), dict(model.named_buffers())
 
-            def work(rank: int, bound: Bound, program: ParallelProgram = program, mesh: Mesh = mesh) -> Any:
-                params = {n: cut(state[n].detach(), s.stored, mesh, rank) for n, s in slots.items()}  # noqa: B023
-                mine = [cut(t, s.layout, mesh, rank) for t, s in zip(inputs, program.inputs, strict=True)]  # noqa: B023
-                return bound.step(params, buffers, [mine])  # noqa: B023
+        def work(rank: int, bound: Bound) -> Any:
+            params = {n: cut(state[n].detach(), s.stored, mesh, rank) for n, s in slots.items()}
+            mine = [cut(t, s.layout, mesh, rank) for t, s in zip(inputs, program.inputs, strict=True)]
+            return bound.step(params, buffers, [mine])
 
-            for rank, (loss, gradients) in enumerate(run_ranks(program, work)):
-                torch.testing.assert_close(loss, wanted_loss, rtol=1e-12, atol=0)
-                for name, gradient in gradients.items():
-                    whole = wanted[name]
-                    assert whole is not None
-                    limit = 1e-10 * float(whole.abs().max())
-                    torch.testing.assert_close(gradient, cut(whole, slots[name].stored, mesh, rank), rtol=0, atol=limit)
+        for rank, (loss, gradients) in enumerate(run_ranks(program, work)):
+            torch.testing.assert_close(loss, wanted_loss, rtol=1e-12, atol=0)
+            for name, gradient in gradients.items():
+                whole = wanted[name]
+                assert whole is not None
+                limit = 1e-10 * float(whole.abs().max())
+                torch.testing.assert_close(gradient, cut(whole, slots[name].stored, mesh, rank), rtol=0, atol=limit)
 
 
 @pytest.mark.dist

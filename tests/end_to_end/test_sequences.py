@@ -68,6 +68,9 @@ def matrix() -> Iterator[Any]:
     [
         ("mixtral", {"cp": 2}),
         ("mixtral", {"cp": 2, "ep": 2, "cp_kind": "ring"}),
+        ("mixtral", {"cp": 2, "ep_over": "cp"}),
+        ("mixtral_skewed", {"cp": 2, "ep": 2, "ep_over": "cp"}),
+        ("gpt_oss_skewed", {"cp": 4, "ep_over": "cp", "cp_kind": "gathered"}),
         ("gpt_oss", {"cp": 2}),
         ("t5", {"cp": 2, "micro_batches": 1}),
         ("gpt2", {"cp": 2, "cp_kind": "ulysses"}),

@@ -13,6 +13,8 @@ from hpsearch.estimate import ModelShape, estimate
 from hpsearch.estimate.parallel import COUNTS, ParallelLayout
 from hpsearch.estimate.pins import check_device, check_shape, layout_of
 from hpsearch.estimate.shape import transformer
+from hpsearch.estimate.work import moe
+from hpsearch.space.pins import space_of
 
 LLAMA = ModelShape("Llama", 4096, 32, 8, 128, 128256, transformer(32, 0, 0), ffn=14336)
 EXPERTS = replace(LLAMA, pattern=transformer(32, 1, 64), experts=64, top_k=4, moe_ffn=1536)
@@ -148,9 +150,28 @@ def test_a_device_without_bfloat16_is_priced_in_its_own_16_bits() -> None:
         ("imbalance", 0.5, "layout, imbalance: expected the most over the average, 1 or more, but found 0.5."),
         ("imbalance", float("nan"), "but found nan."),
         ("imbalance", float("inf"), "but found inf."),
+        ("capacity", float("nan"), "layout, capacity: expected rows over an even share, 0 for none, but found nan."),
     ],
 )
 def test_numbers_that_no_layout_has(field: str, value: float, words: str) -> None:
     layout = ParallelLayout(devices=8, seq_len=2048, micro_batch=1, global_batch=8)
     with pytest.raises(LegalityError, match=re.escape(words)):
         replace(layout, **{field: value})  # type: ignore[arg-type]
+
+
+def test_a_capacity_is_so_many_rows_of_each_expert() -> None:
+    """Twice an even share: twice the rows, bytes sent and kept, and no wait of the host for counts."""
+    found = layout(ep="8", capacity="2")
+    even, twice = moe(EXPERTS, layout(ep="8", dedup="false")), moe(EXPERTS, found)
+    assert [gemm[0] for gemm in twice.grouped] == pytest.approx([2 * gemm[0] for gemm in even.grouped])
+    assert twice.ep_bytes == pytest.approx(2 * even.ep_bytes)
+    assert (even.stalls_forward > 0, twice.stalls_forward, found.dedup) == (True, 0, False)
+    for bad in ("0", "-1", "nan", "inf", "much"):
+        with pytest.raises(LegalityError, match="pin capacity: expected a number above 0"):
+            layout(capacity=bad)
+    with pytest.raises(LegalityError, match=r"pin capacity: expected each copy of a token on its own, .* dedup = true"):
+        layout(capacity="2", dedup="true")
+    with pytest.raises(LegalityError, match="capacity = 2, but Llama has no experts"):
+        check_shape(LLAMA, layout(capacity="2"))
+    with pytest.raises(LegalityError, match="capacity = 2, but Llama has no experts"):
+        space_of(LLAMA, Cluster.load("h100-sxm-ib400", devices=8), {"capacity": "2"}, global_batch=8, seq_len=4096)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hpsearch.lower import ParallelProgram, exchange
+from hpsearch.lower import ParallelProgram, context, exchange
 from hpsearch.lower.executor import Bound
 
 
@@ -136,7 +136,11 @@ def on_ranks(count: int, work: Callable[[int, Collectives], Any]) -> list[Any]:
                 board.turn.notify_all()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    with patch.object(exchange, "c10d", shared), patch.object(exchange, "group_size", len):
+    with (
+        patch.object(exchange, "c10d", shared),
+        patch.object(exchange, "group_size", len),
+        patch.object(context, "c10d", shared),
+    ):
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -23,10 +23,17 @@ def test_experts_of_a_layout_are_spread_over_what_tp_leaves() -> None:
     with pytest.raises(LegalityError, match="ep = 2 and etp = 1: expected ep x etp over tp = 4 to divide 4 data"):
         pins_of_layout(replace(sixteen, ep=2), 16, 16)
     wide = replace(sixteen, devices=8, tp=1, cp=4, ep=8, global_batch=16)
+    folded = pins_of_layout(wide, 8, 16).fix
+    assert (folded["ep"], folded["ep_over"], folded["cp"]) == ("2", "cp", "4")
+    whole = pins_of_layout(replace(wide, ep=4), 8, 16).fix
+    assert "ep" not in whole
+    assert whole["ep_over"] == "cp"
+    part = replace(wide, devices=12, cp=6, ep=4, global_batch=12)
     with pytest.raises(
-        LegalityError, match=r"ep = 8 beside cp = 4: .* 2 data ranks alone.* --fix cp=1, or an ep of at most 2"
+        LegalityError,
+        match=r"ep = 4 beside cp = 6: .* on the 2 data ranks, .* on 4,.* --fix cp=1, or an ep of at most 2",
     ):
-        pins_of_layout(wide, 8, 16)
+        pins_of_layout(part, 12, 12)
 
 
 def test_cut_sequences_of_a_layout_keep_their_kind() -> None:
