@@ -76,6 +76,8 @@ def _all_numbers(entry: ClusterFile) -> Iterator[tuple[Path, Number | Numbers]]:
         yield ("efficiency", name), value
     for i, table in enumerate(entry.device.matmul):
         yield ("device", "matmul", i, "rate"), table.rate
+    for i, late in enumerate(entry.device.arrivals):
+        yield ("device", "arrivals", i, "time"), late.time
     if entry.device.stream:
         yield ("device", "stream", "time"), entry.device.stream.time
     for i, group in enumerate(entry.groups):

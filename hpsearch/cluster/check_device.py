@@ -47,6 +47,8 @@ def device_wrong(device: DeviceEntry) -> Iterator[Complaint]:
     before += number_wrong((*at, "overlap_efficiency"), device.overlap_efficiency, "fraction", _SHARE, "a share")
     if device.arrival is not None:
         before += number_wrong((*at, "arrival"), device.arrival, "time", _ARRIVAL, "ranks' coming late")
+    for i, late in enumerate(device.arrivals):
+        before += number_wrong((*at, "arrivals", i, "time"), late.time, "time", _ARRIVAL, "ranks' coming late")
     if device.power is not None:
         before += number_wrong((*at, "power"), device.power, "power", _POWER, "the power of one device")
     if device.price is not None:

@@ -30,7 +30,7 @@ from hpsearch.errors import ClusterError
 
 _PLAIN: tuple[tuple[str, Any], ...] = (
     ("wiring", "switch"), ("like", ""), ("protocols", ()), ("switches", None), ("switch_tree", None), ("stream", None),
-    ("arrival_s", 0.0),
+    ("arrival_s", 0.0), ("arrivals", ()),
 )  # fmt: skip
 """Fields that a digest passes over while they say nothing, so that older digests stay as they were."""
 _BESIDE = ("power_w", "price_a_second", "currency")

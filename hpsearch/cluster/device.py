@@ -67,8 +67,10 @@ class Device:
     overlap_efficiency: float = 0.0
     """Share of a parameter gather or gradient reduction that compute running beside it hides; 0 where unmeasured."""
     arrival_s: float = 0.0
-    """Seconds by which ranks come late to a collective that compute waits for: they share cores, or jitter. 0 where
-    unmeasured."""
+    """Seconds that a collective which compute waits for costs beyond its own: ranks come late, and go on with cold
+    caches. Of groups not among `arrivals`; 0 where unmeasured."""
+    arrivals: tuple[tuple[int, int, float], ...] = ()
+    """(size, stride, seconds): where ranks share cores, those of other groups have them while a small group waits."""
     stream: StreamTable | None = None
     """Memory-bound kernels as measured; None: launch and bandwidth."""
     power_w: float | None = None
@@ -82,6 +84,12 @@ class Device:
         """The 16-bit format that tables and peaks are in: bfloat16, or float16 on devices older than it."""
         peaks = dict(self.peak)
         return "float16" if "float16" in peaks and "bfloat16" not in peaks else "bfloat16"
+
+    def arrival_of(self, size: int, stride: int) -> float:
+        """Seconds of `arrival_s` for groups of `size` ranks, `stride` apart."""
+        if size == 1:
+            return 0.0
+        return next((seconds for n, apart, seconds in self.arrivals if (n, apart) == (size, stride)), self.arrival_s)
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """Dense peak; ClusterError when the description has none for `dtype`."""

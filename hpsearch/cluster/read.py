@@ -113,6 +113,7 @@ def _device(entry: DeviceEntry) -> Device:
         collective_launch_s=si(entry.collective_launch, "time"),
         overlap_efficiency=entry.overlap_efficiency.value,
         arrival_s=0.0 if entry.arrival is None else si(entry.arrival, "time"),
+        arrivals=tuple((a.group, a.stride, si(a.time, "time")) for a in entry.arrivals),
         host_bytes_per_s=None if entry.host_bandwidth is None else si(entry.host_bandwidth, "bandwidth"),
         matmul=tuple(
             MatmulTable(t.dtype, t.n, t.k, t.m, _many(t.rate, "rate"), _basis(t.rate.kind)) for t in entry.matmul
@@ -215,6 +216,7 @@ def facts(entry: ClusterFile) -> tuple[Fact, ...]:
     found = [one(f"device.{name}", n) for name, n in entry.device if isinstance(n, Number)]
     found += [one(f"device.peak.{dtype}", n) for dtype, n in entry.device.peak.items()]
     found += [one(f"device.matmul {t.dtype} n={t.n} k={t.k}", t.rate) for t in entry.device.matmul]
+    found += [one(f"device.arrivals x{a.group} stride {a.stride}", a.time) for a in entry.device.arrivals]
     found += [one("device.stream", entry.device.stream.time)] if entry.device.stream else []
     found += [one(f"efficiency.{name}", n) for name, n in entry.efficiency.items()]
     found += [one(f"{g.name}.{name}", n) for g in entry.groups for name, n in g if isinstance(n, Number)]

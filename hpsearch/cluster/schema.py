@@ -121,6 +121,14 @@ class StreamEntry(_Strict):
     """Launch included."""
 
 
+class ArrivalEntry(_Strict):
+    """What a collective of such groups costs beyond its own time where compute waits for it."""
+
+    group: Annotated[int, Field(strict=True, ge=2)]
+    stride: Count = 1
+    time: Number
+
+
 class DeviceEntry(_Strict):
     name: str
     memory: Number
@@ -133,6 +141,8 @@ class DeviceEntry(_Strict):
     collective_launch: Number
     overlap_efficiency: Number
     arrival: Number | None = None
+    """Of groups that are not among `arrivals`."""
+    arrivals: tuple[ArrivalEntry, ...] = ()
     host_bandwidth: Number | None = None
     host_link: str = "pcie"
     """Kind of the link to host memory, by the names of a tier's."""

@@ -39,6 +39,9 @@ def _device(device: DeviceEntry) -> list[str]:
     for table in device.matmul:
         lines += ["", "[[device.matmul]]", f"dtype = {_text(table.dtype)}", f"n = {table.n}", f"k = {table.k}"]
         lines += [f"m = {list(table.m)}", f"rate = {_value(table.rate)}"]
+    for late in device.arrivals:
+        lines += ["", "[[device.arrivals]]", f"group = {late.group}", f"stride = {late.stride}"]
+        lines += [f"time = {_value(late.time)}"]
     if device.stream:
         lines += [
             "",

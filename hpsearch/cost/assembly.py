@@ -79,8 +79,9 @@ class Assembly:
         return sum(self.collective_s(c) for c in collectives)
 
     def on_path_s(self, collectives: tuple[Collective, ...]) -> float:
-        """Seconds of collectives that compute waits for: each also for the rank that comes last."""
-        return self.total_s(collectives) + len(collectives) * self.cluster.device.arrival_s
+        """Seconds of collectives that compute waits for, with what such a wait costs in groups of that shape."""
+        axes = [self.mesh.axis(collective.axis) for collective in collectives]
+        return self.total_s(collectives) + sum(self.cluster.device.arrival_of(a.size, a.stride) for a in axes)
 
     def unary(self, key: NodeKey) -> Floats:
         node, m = self.space.nodes[key], self.job.micro_batches

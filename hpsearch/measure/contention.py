@@ -7,19 +7,24 @@ import time
 import torch
 import torch.distributed as dist
 
-from hpsearch.measure.kernels import Bench
+from hpsearch.measure.kernels import Bench, Ring
+from hpsearch.measure.points import CHAIN_BYTES, Point
 
 BYTES = 4 * 2**20
 """Of the all-reduce on this machine's processor."""
 DEVICE_BYTES = 64 * 2**20
 TURNS = 2
+CHAIN_S = 0.1
+"""Spent on the compute of a chain, roughly."""
+CHAIN = 16
+"""Rounds of compute and a collective in turn."""
 BURST = 8
-"""Matmuls between two collectives."""
+"""Products in a round, a sum of two tensors before and after each: some milliseconds, as a layer of a model has."""
 
 
 def shares(bench: Bench) -> dict[str, float]:
     """`hidden`: share of an all-reduce of all ranks that vanishes beside a matmul of about its time; `compute_slowdown`
-    and `communication_slowdown`: seconds of each while the other runs, by its seconds alone; `arrival_s`, see there.
+    and `communication_slowdown`: seconds of each while the other runs, by its seconds alone.
 
     Noise must not look like overlap: of several turns the least hidden share counts.
     """
@@ -40,42 +45,42 @@ def shares(bench: Bench) -> dict[str, float]:
 
     compute_s = _best(bench, compute)
     hidden = min(communication_s + compute_s - _best(bench, both) for _ in range(TURNS))
-    arrival_s = arrival(bench)
     slow = [_slowed(bench, tensor, left, count) for _ in range(TURNS)]
     beside_s = bench.slowest([min(s[0] for s in slow), min(s[1] for s in slow)])
     return {
-        "arrival_s": arrival_s,
         "hidden": max(0.0, min(1.0, hidden / min(communication_s, compute_s))),
         "compute_slowdown": max(1.0, beside_s[0] / compute_s),
         "communication_slowdown": max(1.0, beside_s[1] / communication_s),
     }
 
 
-def arrival(bench: Bench) -> float:
-    """Seconds by which the last rank comes late to a collective after compute of a few milliseconds on every rank.
+def chained(bench: Bench, point: Point) -> tuple[list[float], list[float]]:
+    """(Seconds of a round of compute and one all-reduce in turn, in each of several chains; of its compute alone).
 
-    Of rounds of compute and a small all-reduce in turn: what is left of the wall's seconds when the all-reduce and the
-    compute are taken off, compute as it is priced. The best round counts.
+    What the two do not add up to is what compute pays for waiting: ranks that share cores come late, a core stands idle
+    until the last of them is there, caches are cold afterwards. A chain is as long as a step has them, for some rounds
+    are spared that and a short chain is one of those now and then; compute is priced as kernels are.
     """
-    tensor, side = torch.ones(128, device=bench.device), 256 if bench.on_cpu else 2048
-    left = torch.ones(side, side, device=bench.device)
+    on_cpu, group = bench.on_cpu, bench.group(point.shape)
+    elements, side = (2**16, 256) if on_cpu else (2**22, 2048)
+    tensor = torch.ones(CHAIN_BYTES // 4, device=bench.device)
+    product = Ring(bench, lambda: tuple(torch.ones(side, side, device=bench.device) for _ in range(2)), torch.mm)
+    total = Ring(bench, lambda: tuple(torch.ones(elements, device=bench.device) for _ in range(2)), torch.add)
+    c10d = torch.ops._c10d_functional
 
     def compute() -> None:
         for _ in range(BURST):
-            left @ left
+            total()
+            product()
+            total()
 
     def in_turn() -> None:
         compute()
-        dist.all_reduce(tensor)
-        if not bench.on_cpu:
-            bench.wait()
+        c10d.wait_tensor(c10d.all_reduce(tensor, "sum", group.group_name))
 
-    alone_s = _best(bench, lambda: dist.all_reduce(tensor))
-    if bench.on_cpu:
-        wall = bench.rounds_s(in_turn, 4 * bench.effort.budget_s)
-        compute_s = min(bench.cpu_rounds_s(compute)[0])
-        return max(0.0, min(wall) - compute_s - alone_s)
-    return max(0.0, _best(bench, in_turn) - _best(bench, compute) - alone_s)
+    compute_s = bench.cpu_rounds_s(compute, CHAIN_S)[0] if on_cpu else bench.rounds_s(compute)
+    in_turn()
+    return bench.slowest([bench.round_s(in_turn, CHAIN) for _ in range(bench.effort.rounds)]), compute_s
 
 
 def _best(bench: Bench, call: object) -> float:

@@ -8,6 +8,7 @@ from hpsearch.cluster.curve import bus_factor
 from hpsearch.cluster.find import LOCAL_SUMMARY
 from hpsearch.cluster.schema import (
     SCHEMA,
+    ArrivalEntry,
     ClusterFile,
     CurveEntry,
     DeviceEntry,
@@ -57,7 +58,6 @@ def describe_local(devices: int, memory_bytes: int, measured: dict[str, Any], wh
         collective_launch_s=smallest_s,
         attention_share=min(1.0, measured["attention_flops_per_s"] / peak),
         overlap=measured["overlap"],
-        arrival_s=0.0,
         matmuls=matmuls,
         curves=curves,
         tiers=(TierFigure("node", devices, "memory", rate, smallest_s),),
@@ -86,7 +86,10 @@ def _device(figures: Figures) -> DeviceEntry:
         launch=_number(figures.launch_s * 1e6, "us"),
         collective_launch=_number(figures.collective_launch_s * 1e6, "us"),
         overlap_efficiency=_number(figures.overlap, "fraction"),
-        arrival=_number(figures.arrival_s * 1e6, "us"),
+        arrival=_number(max((s for _, _, s in figures.arrivals), default=0.0) * 1e6, "us"),
+        arrivals=tuple(
+            ArrivalEntry(group=n, stride=apart, time=_number(s * 1e6, "us")) for n, apart, s in figures.arrivals
+        ),
         host_bandwidth=None if host is None else _number(host / 1e9, "GB/s"),
         host_link="pcie" if host is None or host <= LINKS["pcie"].bandwidth[1] else "nvlink",
         peak={dtype: _number(rate / 1e9, "GFLOP/s") for dtype, rate in figures.peak.items()},

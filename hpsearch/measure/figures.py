@@ -8,7 +8,7 @@ from statistics import median
 
 from hpsearch.cluster.curve import bus_factor
 from hpsearch.errors import ClusterError
-from hpsearch.measure.points import PAIR_BYTES, STREAMS, Effort, Place, Point, points
+from hpsearch.measure.points import CHAIN_BYTES, PAIR_BYTES, STREAMS, Effort, Place, Point, points
 from hpsearch.measure.samples import Samples
 from hpsearch.measure.tiers import Partition, agreed, find_tiers, from_hosts, nested
 
@@ -53,10 +53,11 @@ class Figures:
     attention_share: float
     """Of the fp32 (or else first) peak."""
     overlap: float
-    arrival_s: float
     matmuls: tuple[MatmulFigure, ...]
     curves: tuple[CurveFigure, ...]
     tiers: tuple[TierFigure, ...]
+    arrivals: tuple[tuple[int, int, float], ...] = ()
+    """(size, stride, seconds) that compute pays for waiting for a collective, beyond the collective."""
     streams: tuple[tuple[int, float], ...] = ()
     """(bytes moved, seconds) of a memory-bound kernel."""
     host_bytes_per_s: float | None = None
@@ -91,7 +92,7 @@ def figures_of(samples: Samples, effort: Effort, tier_sizes: Sequence[int] = ())
         collective_launch_s=min((c.seconds[0] for c in curves), default=launch_s),
         attention_share=min(1.0, median(attention)),
         overlap=contention(samples).get("hidden", 0.0),
-        arrival_s=contention(samples).get("arrival_s", 0.0),
+        arrivals=arrivals(found, samples, curves),
         matmuls=matmuls,
         curves=tuple(c for c in curves if c.kind in PRICED),
         tiers=tier_figures(samples, curves, _sizes(samples, tier_sizes)),
@@ -165,6 +166,24 @@ def _attention_flops(point: Point) -> float:
     return 3.5 * 4.0 * batch * heads * tokens * tokens * dim
 
 
+def arrivals(
+    found: Sequence[Point], samples: Samples, curves: Sequence[CurveFigure]
+) -> tuple[tuple[int, int, float], ...]:
+    """(size, stride, seconds) of each chain: its round less what the compute and the collective in it are priced at.
+
+    Of rounds and passes the best counts for each of the three, as it does everywhere else.
+    """
+    priced = {(c.size, c.stride): dict(zip(c.nbytes, c.seconds, strict=True)) for c in curves if c.kind == "all_reduce"}
+    late: list[tuple[int, int, float]] = []
+    for point in found:
+        if point.kind == "chain" and CHAIN_BYTES in priced.get(point.shape, {}):
+            passes = samples.passes(point.key)
+            compute_s = min(seconds for sample in passes for seconds in sample.more["compute_s"])
+            left_s = min(sample.best_s for sample in passes) - compute_s - priced[point.shape][CHAIN_BYTES]
+            late.append((point.shape[0], point.shape[1], max(0.0, left_s)))
+    return tuple(late)
+
+
 def _streams(found: Sequence[Point], best: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     """By bytes moved, the median over kernels and dtypes."""
     by_size: dict[int, list[float]] = {}
@@ -179,8 +198,10 @@ def contention(samples: Samples) -> dict[str, float]:
     found = [sample.more["shares"] for sample in samples.passes("overlap")]
     if not found:
         return {}
-    least = {name: min(s[name] for s in found) for name in ("hidden", "arrival_s")}
-    return least | {name: median(s[name] for s in found) for name in ("compute_slowdown", "communication_slowdown")}
+    least_hidden = {"hidden": min(s["hidden"] for s in found)}
+    return least_hidden | {
+        name: median(s[name] for s in found) for name in ("compute_slowdown", "communication_slowdown")
+    }
 
 
 def pair_seconds(samples: Samples, nbytes: int, pass_index: int | None = None) -> list[list[float]]:

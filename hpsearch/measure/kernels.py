@@ -23,6 +23,9 @@ DEVICE_RING_BYTES = 512 * 2**20
 """More than the caches of a core with its share of a processor's last level, and those of an accelerator."""
 MOST_SETS = 96
 """Of operands, of which three take turns in form."""
+IN_FLIGHT = 4
+"""Collectives that are issued before the first is waited for, on a processor, where waiting holds up the program: a
+step issues the gathers and reductions of a block together. An accelerator's stream has them one behind the other."""
 MOST_CALLS = 20_000
 """In one round."""
 
@@ -96,12 +99,11 @@ class Bench:
         return self.slowest([wall for wall, _ in self._short_rounds(call, budget_s, key)])
 
     def rounds_beside_s(self, call: Call, key: str) -> tuple[list[float], list[float]]:
-        """(Seconds of a call, seconds on the wall) in each round, of a call that every group of some ranks makes, where
-        ranks of several groups share a core.
+        """(Seconds of a call, seconds on the wall) in each round, of a call that ranks which share a core make.
 
-        Here all groups call at once, and each waits for the others' turns on the cores. In a step they go their own
-        ways: while one group waits, another computes. A call takes from a step its CPU seconds times the ranks that
-        share a core, and no more than it takes on the wall.
+        Here all ranks call at once, and each waits for the others' turns on the cores. In a step they go their own
+        ways: while one waits, another computes. A call takes from a step its CPU seconds times the ranks that share a
+        core, and no more than it takes on the wall; what waiting itself costs is an arrival (`contention.chained`).
         """
         wall, own = zip(*self._short_rounds(call, None, key), strict=True)
         crowd = ranks_a_core(self.ranks_here)
@@ -109,9 +111,15 @@ class Bench:
         slowest = found[: len(wall)]
         return [min(pair) for pair in zip(slowest, found[len(wall) :], strict=True)], slowest
 
-    def is_beside_others(self, size: int) -> bool:
-        """Whether ranks outside a group of this size have its cores while it waits."""
-        return self.on_cpu and size < self.ranks_here and ranks_a_core(self.ranks_here) > 1
+    @property
+    def is_beside_others(self) -> bool:
+        """Whether another rank has a rank's core while it waits."""
+        return self.on_cpu and ranks_a_core(self.ranks_here) > 1
+
+    @property
+    def in_flight(self) -> int:
+        """Collectives of one `collective` call."""
+        return IN_FLIGHT if self.on_cpu else 1
 
     def _short_rounds(self, call: Call, budget_s: float | None, key: str) -> list[tuple[float, float]]:
         """(Seconds on the wall, CPU seconds) of one call on this rank in each round."""
@@ -190,8 +198,8 @@ def call_of(bench: Bench, point: Point) -> Call:
 
 
 def collective(bench: Bench, point: Point) -> Call:
-    """One collective of `nbytes` (the convention of `hpsearch.layout.redistribute`) in this rank's group, issued and
-    waited for as emitted programs do."""
+    """`in_flight` collectives of `nbytes` (the convention of `hpsearch.layout.redistribute`) in this rank's group,
+    issued and waited for as emitted programs do."""
     group, size = bench.group(point.shape), point.shape[0]
     elements = max(point.nbytes // 4 // size, 1)
     large = torch.ones(elements * size, device=bench.device)
@@ -205,7 +213,12 @@ def collective(bench: Bench, point: Point) -> Call:
         "broadcast": lambda: c10d.broadcast(large, 0, name),
     }
     start = issue[point.kind]
-    return lambda: c10d.wait_tensor(start())
+
+    def several() -> None:
+        for made in [start() for _ in range(bench.in_flight)]:
+            c10d.wait_tensor(made)
+
+    return several
 
 
 def message(bench: Bench, point: Point) -> Call:
@@ -232,7 +245,7 @@ def _dtype(point: Point) -> torch.dtype:
     return getattr(torch, point.dtype)
 
 
-class _Ring:
+class Ring:
     """Calls that take their operands in turn out of more memory than caches hold, and keep as many results: in a step
     an operator reads what was written long ago, and writes where nothing was read lately."""
 
@@ -257,9 +270,7 @@ def stream(bench: Bench, point: Point) -> Call:
     tensors = {"add": 3, "copy": 2, "sum": 1}[point.kind]
     elements = max(1, point.nbytes // tensors // dtype.itemsize)
     run = {"add": torch.add, "copy": torch.clone, "sum": torch.sum}[point.kind]
-    return _Ring(
-        bench, lambda: tuple(torch.ones(elements, dtype=dtype, device=bench.device) for _ in range(count)), run
-    )
+    return Ring(bench, lambda: tuple(torch.ones(elements, dtype=dtype, device=bench.device) for _ in range(count)), run)
 
 
 def matmul(bench: Bench, point: Point) -> Call:
@@ -274,7 +285,7 @@ def matmul(bench: Bench, point: Point) -> Call:
         right = torch.ones((n, k) if form == 0 else (k, n), dtype=_dtype(point), device=bench.device)
         return left.t() if form == 2 else left, right.t() if form == 0 else right
 
-    return _Ring(bench, make, torch.mm)
+    return Ring(bench, make, torch.mm)
 
 
 def attention(bench: Bench, point: Point) -> Call:

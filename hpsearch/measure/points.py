@@ -17,6 +17,8 @@ STREAMS = ("add", "copy", "sum")
 """Memory-bound kernels: two tensors in and one out, one in and one out, one in."""
 COMPUTE = ("launch", *STREAMS, "matmul", "attention")
 """Kinds that one rank does alone."""
+CHAIN_BYTES = 2**19
+"""Of the all-reduce in a chain, among the sizes of every effort."""
 PAIR_BYTES = (512, 2**20)
 """A message that shows latency and one that shows bandwidth."""
 
@@ -56,7 +58,7 @@ QUICK = Effort(
     compute_s=0.009,
     rounds=3,
     passes=2,
-    more_passes=2,
+    more_passes=1,
     again_s=38.0,
 )
 FULL = Effort(
@@ -79,10 +81,10 @@ class Point:
     """One thing to measure."""
 
     kind: str
-    """A collective, or pair, matmul, attention, a stream, launch, to_device, to_host, overlap."""
+    """A collective, or pair, matmul, attention, a stream, launch, to_device, to_host, overlap, chain."""
     shape: tuple[int, ...] = ()
-    """collective: (group size, stride in ranks); pair: (round,); matmul: (m, n, k); attention: (batch, heads, tokens,
-    head dim)."""
+    """collective, chain: (group size, stride in ranks); pair: (round,); matmul: (m, n, k); attention: (batch, heads,
+    tokens, head dim)."""
     dtype: str = ""
     nbytes: int = 0
     """By the convention of `hpsearch.layout.redistribute`; broadcast and pair: bytes of the message."""
@@ -161,6 +163,7 @@ def points(place: Place, effort: Effort) -> Iterator[Point]:
         for kind in COLLECTIVES:
             sizes = [n for n in effort.sizes if n >= 4 * shape[0] and n <= most_bytes]
             yield from (Point(kind, shape, nbytes=n) for n in sizes)
+        yield Point("chain", shape)
     if place.world > 1:
         yield Point("overlap")
 

@@ -30,7 +30,8 @@ class Sample:
     """Of each round, on the slowest rank; empty where the point was left out because its curve had become too slow."""
     more: dict[str, Any] = field(default_factory=dict)
     """What some kinds add: `pairs`, [first, second, seconds] of each pair; `shares` of overlap and contention; `wall_s`
-    where `seconds` are CPU seconds, or at most. And `at_s`, seconds since the profile was started."""
+    where `seconds` are CPU seconds, or at most; `compute_s` of a chain, the compute of a round alone. And
+    `at_s`, seconds since the profile was started."""
 
     @property
     def best_s(self) -> float:

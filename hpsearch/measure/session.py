@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpsearch.measure.contention import shares
-from hpsearch.measure.kernels import SHORT_ROUNDS, Bench, call_of, message, ranks_a_core, usable_cores
+from hpsearch.measure.contention import chained, shares
+from hpsearch.measure.kernels import SHORT_ROUNDS, Bench, Call, call_of, message, ranks_a_core, usable_cores
 from hpsearch.measure.launch import PRICED, blocks, cold_cpu_s
 from hpsearch.measure.local import memory_bytes
 from hpsearch.measure.points import COLLECTIVES, COMPUTE, Effort, Place, Point, points
@@ -111,14 +111,25 @@ def _sample(bench: Bench, work: Work, before: list[Work], done: dict[tuple[int, 
         return Sample(work.pass_index, point.key, (1.0,), {"shares": found})
     if point.kind == "launch":
         return Sample(work.pass_index, point.key, tuple(_launch_rounds_s(bench)))
+    if point.kind == "chain":
+        rounds, compute_s = chained(bench, point)
+        return Sample(work.pass_index, point.key, tuple(rounds), {"compute_s": compute_s})
     call = call_of(bench, point)
     if bench.on_cpu and point.kind in COMPUTE:
         seconds, wall = bench.cpu_rounds_s(call)
         return Sample(work.pass_index, point.key, tuple(seconds), {"wall_s": wall})
-    if point.kind in COLLECTIVES and bench.is_beside_others(point.shape[0]):
-        seconds, wall = bench.rounds_beside_s(call, point.key)
-        return Sample(work.pass_index, point.key, tuple(seconds), {"wall_s": wall})
+    if point.kind in COLLECTIVES:
+        return _collective_sample(bench, work, call)
     return Sample(work.pass_index, point.key, tuple(bench.rounds_s(call, key=point.key)))
+
+
+def _collective_sample(bench: Bench, work: Work, call: Call) -> Sample:
+    """Seconds of one collective, of those that a call has in flight."""
+    key, count = work.point.key, bench.in_flight
+    if not bench.is_beside_others:
+        return Sample(work.pass_index, key, tuple(s / count for s in bench.rounds_s(call, key=key)))
+    seconds, wall = bench.rounds_beside_s(call, key)
+    return Sample(work.pass_index, key, tuple(s / count for s in seconds), {"wall_s": [s / count for s in wall]})
 
 
 def _launch_rounds_s(bench: Bench) -> list[float]:

@@ -114,14 +114,27 @@ def spearman(a: list[float], b: list[float]) -> float:
     return float(np.corrcoef(*ranks)[0, 1])
 
 
-def report(found: dict[str, Plan], ranks: list[dict[str, list[Times]]]) -> tuple[list[str], str]:
-    """(Rows of the table, one line that sums it up)."""
+def within_noise(slowest: dict[str, list[float]]) -> str:
+    """Pairs of plans that the even rounds order one way and the odd ones the other, and how well those two agree."""
+    even, odd = ({label: min(s[start::2]) for label, s in slowest.items()} for start in (0, 1))
+    labels = list(slowest)
+    pairs = [(a, b) for i, a in enumerate(labels) for b in labels[i + 1 :]]
+    turned = [f"{a} and {b}" for a, b in pairs if (even[a] < even[b]) != (odd[a] < odd[b])]
+    return (
+        f"Even rounds against odd ones: Spearman {spearman(list(even.values()), list(odd.values())):.3f}; "
+        f"{len(turned)} of {len(pairs)} pairs change their order, which is noise: {'; '.join(turned) or 'none'}."
+    )
+
+
+def report(found: dict[str, Plan], ranks: list[dict[str, list[Times]]]) -> tuple[list[str], str, str]:
+    """(Rows of the table, one line that sums it up, what is within noise)."""
     rows = ["| plan | predicted, ms | measured, ms | ratio | median, ms | priced compute, ms | CPU, ms |"]
     rows.append("|---|---:|---:|---:|---:|---:|---:|")
     predicted, measured, errors = [], [], []
+    every: dict[str, list[float]] = {}
     crowd = ranks_a_core(RANKS)
     for label, plan in found.items():
-        slowest = [max(r[label][i][0] for r in ranks) for i in range(len(ranks[0][label]))]
+        slowest = every[label] = [max(r[label][i][0] for r in ranks) for i in range(len(ranks[0][label]))]
         cpu = statistics.mean(min(t[1] for t in r[label]) for r in ranks) * crowd
         entry = plan.file.predicted
         predicted.append(entry.step_s)
@@ -134,7 +147,7 @@ def report(found: dict[str, Plan], ranks: list[dict[str, list[Times]]]) -> tuple
         f"{len(found)} plans: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, "
         f"Spearman {spearman(predicted, measured):.3f}."
     )
-    return rows, summary
+    return rows, summary, within_noise(every)
 
 
 def main() -> None:
@@ -160,12 +173,12 @@ def main() -> None:
         finally:
             pool.close()
     loads.append(os.getloadavg()[0])
-    rows, summary = report(found, ranks)
-    load = "load {:.1f} before the profiles, {:.1f} after them, {:.1f} after the steps (4 of it the ranks)".format(
+    rows, summary, noise = report(found, ranks)
+    load = "Load {:.1f} before the profiles, {:.1f} after them, {:.1f} after the steps (4 of it the ranks)".format(
         *loads
     )
     times = f"Profiles took {' and '.join(f'{s:.0f} s' for s in took)}; " if took else ""
-    text = f"{summary} {times}they differ by {differ:.1%} in the median. {load}."
+    text = f"{summary} {times}The two differ by {differ:.1%} in the median. {load}.\n\n{noise}"
     print("\n".join([*rows, "", text]))
     if not given.folder:
         what = (

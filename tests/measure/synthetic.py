@@ -6,17 +6,24 @@ import random
 from pathlib import Path
 
 from hpsearch.cluster.curve import bus_factor
-from hpsearch.measure.points import QUICK, Effort, Place, Point, pair_rounds
+from hpsearch.measure.points import CHAIN_BYTES, QUICK, Effort, Place, Point, pair_rounds
 from hpsearch.measure.samples import Sample, Samples
 from hpsearch.measure.session import work_list
 
 LATENCY_S, BYTES_PER_S = 20e-6, 2e9
 ACROSS = 8.0
 """How much slower a message between hosts is than one inside."""
+COMPUTE_S = 5e-3
+"""Of a round of a chain."""
 MATMUL_FLOPS_PER_S, STREAM_BYTES_PER_S, LAUNCH_S = 5e10, 2e10, 4e-6
 ENVIRONMENT = {
     "when": "2026-01-02T03:04:05", "load_at_start": (0.1, 0.1, 0.1), "load_at_end": (0.2, 0.1, 0.1), "cores": 2.0
 }  # fmt: skip
+
+
+def waiting_s(size: int, stride: int) -> float:
+    """What compute pays for a collective that it waits for."""
+    return 1e-4 * (size + stride / 8)
 
 
 def header(hosts: list[str], effort: Effort = QUICK) -> dict[str, object]:
@@ -49,8 +56,12 @@ def sample(pass_index: int, point: Point, hosts: list[str], noise: random.Random
         return 1 + 0.2 * noise.random() if noise else 1.0
 
     if point.kind == "overlap":
-        shares = {"hidden": 0.25, "arrival_s": 3e-4, "compute_slowdown": 1.5, "communication_slowdown": 2.0}
+        shares = {"hidden": 0.25, "compute_slowdown": 1.5, "communication_slowdown": 2.0}
         return Sample(pass_index, point.key, (1.0,), {"shares": shares})
+    if point.kind == "chain":
+        alone = seconds_of(Point("all_reduce", point.shape, nbytes=CHAIN_BYTES), hosts)
+        rounds = tuple(COMPUTE_S + alone + waiting_s(*point.shape) + extra for extra in (2e-3, 0.0))
+        return Sample(pass_index, point.key, rounds, {"compute_s": [1.2 * COMPUTE_S, COMPUTE_S]})
     if point.kind == "pair":
         pairs = []
         for a, b in pair_rounds(len(hosts))[point.shape[0]]:

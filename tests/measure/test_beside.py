@@ -1,4 +1,4 @@
-"""Collectives of groups that share cores: CPU seconds where others compute meanwhile, the wall where nobody can."""
+"""Collectives of ranks that share cores: CPU seconds where others compute meanwhile, the wall where nobody can."""
 
 from __future__ import annotations
 
@@ -44,15 +44,13 @@ def test_a_call_takes_its_cpu_seconds_of_every_rank_on_the_core_and_no_more_than
     assert told.rounds_beside_s(lambda: None, "")[0] == pytest.approx([8e-4, 10e-4])
 
 
-def test_of_all_ranks_nobody_is_left_to_compute(told: Told) -> None:
-    assert [told.is_beside_others(size) for size in (2, 4)] == [True, False]
-
-
 def test_ranks_with_a_core_each_and_accelerators_wait_for_themselves(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert told.is_beside_others
     monkeypatch.setattr(kernels, "usable_cores", lambda: 4.0)
-    assert not told.is_beside_others(2)
+    assert not told.is_beside_others
     monkeypatch.setattr(kernels, "usable_cores", lambda: 2.0)
     told.device = torch.device("meta")
-    assert not told.is_beside_others(2)
+    assert not told.is_beside_others
+    assert told.in_flight == 1

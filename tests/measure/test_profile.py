@@ -55,7 +55,7 @@ def test_every_point_has_a_name_of_its_own_and_every_collective_every_shape(effo
     assert min(p.nbytes for p in found if p.kind == "all_reduce") == 512
     kinds = {p.kind for p in found}
     assert ({"to_device", "to_host"} <= kinds) == (device != "cpu")
-    assert {"pair", "matmul", "attention", "add", "copy", "sum", "launch", "overlap"} <= kinds
+    assert {"pair", "matmul", "attention", "add", "copy", "sum", "launch", "overlap", "chain"} <= kinds
 
 
 # What comes out
@@ -78,7 +78,10 @@ def test_a_profile_prices_what_it_measured(tmp_path: Path) -> None:
     assert cluster.memory_bound_s(2097152) == pytest.approx(cold + 1e-6 + 2097152 / synthetic.STREAM_BYTES_PER_S)
     assert cluster.launch_s == pytest.approx(synthetic.LAUNCH_S)
     assert cluster.device.overlap_efficiency == 0.25
-    assert cluster.device.arrival_s == pytest.approx(3e-4)
+    for shape in group_shapes(4):
+        assert cluster.device.arrival_of(*shape) == pytest.approx(synthetic.waiting_s(*shape))
+    assert cluster.device.arrival_s == pytest.approx(synthetic.waiting_s(4, 1)), "of groups that were not measured"
+    assert cluster.device.arrival_of(1, 1) == 0.0
     assert cluster.device.memory_bytes == 4 * 10**9
 
 
