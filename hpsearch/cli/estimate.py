@@ -20,6 +20,7 @@ from hpsearch.estimate.band import STATED
 from hpsearch.estimate.flops import utilisation
 from hpsearch.estimate.parallel import AS_RUN
 from hpsearch.estimate.pins import NAMES, PRECISIONS, Pinned, check_device, check_shape, layout_of
+from hpsearch.estimate.scaled import padded_widths
 from hpsearch.plan import units
 from hpsearch.plan.tables import table
 from hpsearch.space.layout_file import load
@@ -62,6 +63,7 @@ def estimate_command(
     show(
         Text(_headline(shape, pinned.layout, machine)),
         Text(f"Not pinned, so: {', '.join(pinned.assumed)}.") if pinned.assumed else Text(""),
+        *(Text(f"Matrix units work on padding: {words}.") for words in padded_widths(shape, pinned.layout)),
         _time_table(found),
         Text(_rates(shape, pinned.layout, machine, found)),
         _memory_table(found),

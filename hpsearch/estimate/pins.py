@@ -266,7 +266,7 @@ def check_shape(shape: ModelShape, layout: ParallelLayout) -> None:
         own, kind = shape.of(name), kind_of(name)
         if kind == "attention":
             _divides("tp", layout.tp, "attention heads", own.heads)
-            check_whole("tp", layout.tp, "attention width", own.core_width, layout.precision)
+            check_whole("tp", layout.tp, "attention width", own.v_width, layout.precision)
             if layout.cp_kind == "ulysses":
                 _divides("cp", layout.cp, "attention heads of a tp rank", own.heads // layout.tp)
         if kind == "mlp":

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hpsearch.estimate import ModelShape
 from hpsearch.estimate.parallel import AS_RUN
+from hpsearch.estimate.scaled import block_of, is_whole
 from hpsearch.estimate.shape import kind_of
 from hpsearch.schedule import KINDS
 
@@ -30,6 +31,8 @@ RULES = (
     Rule("heads", "tp", "tp divides the attention heads: each rank computes whole heads"),
     Rule("kv-heads", "tp", "tp divides the key/value heads, or is a multiple of them: a rank holds whole ones"),
     Rule("ffn", "tp", "tp divides the feed-forward width: ranks multiply equal pieces"),
+    Rule("blocks", "tp", "in formats with a scale for each block of elements (mxfp8: 32, nvfp4: 16), ranks have whole "
+         "blocks of the width of attention, feed-forward and experts"),
     Rule("ssm-heads", "tp", "tp divides the heads of state-space blocks"),
     Rule("sequence", "cp", "2·cp divides the sequence: a rank has a piece of its head and one of its tail, or causal "
          "attention is out of balance"),
@@ -80,17 +83,20 @@ class Rules:
                 bad.add(value)
         return [value for value in candidates if value not in bad]
 
-    def legal_tp(self, shape: ModelShape, devices: int) -> list[int]:
+    def legal_tp(self, shape: ModelShape, devices: int, precision: str = "bf16") -> list[int]:
         owns = [(kind_of(name), shape.of(name)) for name in shape.counts]
         heads = [own.heads for kind, own in owns if kind == "attention"]
         states = [own.mamba.heads for kind, own in owns if kind == "mamba" and own.mamba]
         most = min([devices, *heads, *states])
         candidates = [t for t in range(1, most + 1) if t == 1 or _smooth(t)]
         plain = [own for kind, own in owns if kind == "attention" and own.mla is None]
+        widths = [own.v_width if kind == "attention" else own.ffn for kind, own in owns if kind in ("attention", "mlp")]
+        block = block_of(precision)
         broken = {
             "heads": [t for t in candidates if any(h % t for h in heads)],
             "kv-heads": [t for t in candidates if any(o.kv_heads % t and t % o.kv_heads for o in plain)],
             "ffn": [t for t in candidates if any(o.ffn % t for kind, o in owns if kind == "mlp")],
+            "blocks": [t for t in candidates if not all(is_whole(width, t, block) for width in widths)],
             "ssm-heads": [t for t in candidates if any(h % t for h in states)],
         }
         return self._kept("tp", candidates, broken)
@@ -121,12 +127,15 @@ class Rules:
         self.refuse("ulysses", f"cp={cp}")
         return ["ring", "gather"]
 
-    def legal_etp(self, shape: ModelShape, tp: int) -> list[int]:
+    def legal_etp(self, shape: ModelShape, tp: int, precision: str = "bf16") -> list[int]:
         owns = [shape.of(name) for name in shape.counts if kind_of(name) == "moe"]
         if not owns or tp == 1:
             return [1]
         if any(own.moe_ffn % tp for own in owns):
             self.refuse("expert-width", f"etp={tp}")
+            return [1]
+        if not all(is_whole(own.moe_ffn, tp, block_of(precision)) for own in owns):
+            self.refuse("blocks", f"etp={tp}")
             return [1]
         return [1, tp]
 

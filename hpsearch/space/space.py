@@ -195,7 +195,7 @@ class Space:
         """The same, those together that have attention's split and rows in common."""
         shape = self.shape
         for cp in self.values("cp", rules.legal_cp(shape, self.base.seq_len, self.devices)):
-            for tp in self.values("tp", rules.legal_tp(shape, self.devices // cp)):
+            for tp in self.values("tp", rules.legal_tp(shape, self.devices // cp, self.base.precision)):
                 kinds = tuple(self.values("cp_kind", rules.legal_cp_kinds(shape, tp, cp)))
                 experts = tuple(self._experts(rules, tp))
                 recomputes = tuple(self.values("recompute", [*self.recomputes(), *self._no_recompute()]))
@@ -206,7 +206,7 @@ class Space:
                             yield slot
 
     def _experts(self, rules: Rules, tp: int) -> Iterator[tuple[int, int]]:
-        for etp in self.values("etp", rules.legal_etp(self.shape, tp)):
+        for etp in self.values("etp", rules.legal_etp(self.shape, tp, self.base.precision)):
             for ep in self.values("ep", rules.legal_ep(self.shape, self.devices // etp)):
                 yield ep, etp
 

@@ -125,9 +125,9 @@ def outside(space: Space, own: ParallelLayout) -> str:
     shape, rules, inner_ranks = space.shape, Rules(), own.tp * own.cp
     legal: tuple[tuple[str, object, Iterable[object]], ...] = (
         ("cp", own.cp, rules.legal_cp(shape, own.seq_len, space.devices)),
-        ("tp", own.tp, rules.legal_tp(shape, space.devices // own.cp)),
+        ("tp", own.tp, rules.legal_tp(shape, space.devices // own.cp, own.precision)),
         ("cp_kind", own.cp_kind, rules.legal_cp_kinds(shape, own.tp, own.cp)),
-        ("etp", own.etp, rules.legal_etp(shape, own.tp)),
+        ("etp", own.etp, rules.legal_etp(shape, own.tp, own.precision)),
         ("ep", own.ep, rules.legal_ep(shape, space.devices // own.etp)),
         ("micro_batch", own.micro_batch, space.rows(own.cp)),
         ("pp", own.pp, rules.legal_pp(shape, space.devices // inner_ranks)),

@@ -16,7 +16,6 @@ FILES = {
 """Kind of a case, by the letters of its id, and the file of its tests."""
 
 GH = "https://github.com/"
-QUANT = "issue 5: precision; no quantised weights here"
 COST = "issue 3: the profiler"
 
 
@@ -72,9 +71,9 @@ CASES = (
     Case("SHP-18", "6 and 5 rows over 4 ranks: an empty rank, or 8 rows back",
          "pieces 2+2+2+0 and 3+3+3+1 give back the tensor, exact gradients", "pytorch/pytorch/issues/143372"),
     Case("SHP-20", "an even cut through a group of quantisation scales",
-         "cuts at whole groups", "jundot/omlx/pull/2844", QUANT),
+         "refused: 29 groups do not divide by 2", "jundot/omlx/pull/2844"),
     Case("SHP-21", "2,880 columns look divisible by 8 but are 90 blocks of 32",
-         "only divisors of 90 for block-quantised weights", "jundot/omlx/pull/2844", QUANT),
+         "only divisors of 90 for block-quantised weights", "jundot/omlx/pull/2844"),
     Case("SHP-23", "speech models with 6 or 20 heads, tp 4 or 8 by habit",
          "refused with the legal set", "NVIDIA/TensorRT-Model-Connect/pull/108"),
     Case("SHP-25", "a fused, transposed query/key/value weight cut into contiguous halves",
@@ -176,8 +175,7 @@ CASES = (
     Case("MEM-16", "tied parameters counted once an alias",
          "once; buffers counted", "huggingface/transformers/pull/46625"),
     Case("MEM-18", "operators that were not timed are free when recompute is planned",
-         "no free operators", "pytorch/torchtitan/pull/4636",
-         "issue 4: recompute chosen within a budget; here its price and bytes", here=True),
+         "no free operators", "pytorch/torchtitan/pull/4636"),
     Case("TOP-01", "a group with one rank a host priced at the speed inside a host",
          "the slowest link on the path", "meta-pytorch/autoparallel/pull/527"),
     Case("TOP-03", "algorithm and bus bandwidth confused",

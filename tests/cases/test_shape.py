@@ -13,9 +13,14 @@ from torch.nn import functional as F
 from hpsearch.capture import capture
 from hpsearch.cost.storage import storages, stored_layout
 from hpsearch.errors import LegalityError
+from hpsearch.estimate import ModelShape, ParallelLayout
+from hpsearch.estimate.pins import check_shape
+from hpsearch.estimate.scaled import is_whole, padded_widths
+from hpsearch.estimate.shape import transformer
 from hpsearch.layout import REPLICATE, Layout, Mesh, shard
 from hpsearch.lower import lower
 from hpsearch.run.shards import piece
+from hpsearch.space.rules import Rules
 from hpsearch.strategy import enumerate_space, legal_tp
 from tests.cases import configs
 from tests.cases.parity import generator, planned
@@ -217,6 +222,55 @@ def test_shp_18_uneven_and_empty_pieces() -> None:
         full = torch.arange(torch.Size(shape).numel()).view(shape)
         pieces = [full[piece(shape, layout, mesh, mesh.coordinate(rank))] for rank in range(4)]
         assert torch.equal(torch.cat(pieces), full)
+
+
+def routed(width: int) -> ModelShape:
+    """gpt-oss-120b's sizes with experts of this width: https://huggingface.co/openai/gpt-oss-120b/blob/main/config.json"""
+    return ModelShape("gpt-oss", 2880, 64, 8, 64, 201088, transformer(4, 0, 128), experts=128, top_k=4, moe_ffn=width)
+
+
+def expert_degrees(shape: ModelShape, precision: str, degrees: range = range(1, 65)) -> list[int]:
+    """Degrees of expert-tp that are not refused."""
+    legal = []
+    for degree in degrees:
+        layout = ParallelLayout(
+            devices=degree, seq_len=4096, micro_batch=1, global_batch=64 * degree, etp=degree, precision=precision
+        )
+        try:
+            check_shape(shape, layout)
+        except LegalityError:
+            continue
+        legal.append(degree)
+    return legal
+
+
+def test_shp_20_scales_of_a_group_stay_together() -> None:
+    assert not is_whole(1856, 2, block=64), "29 groups"
+    assert is_whole(1856, 29, block=64)
+    assert is_whole(1920, 2, block=64)
+    layout = ParallelLayout(devices=4, seq_len=4096, micro_batch=1, global_batch=4, etp=4, precision="mxfp8")
+    with pytest.raises(LegalityError, match=r"expert width = 1856 is 58 blocks and etp = 4 leaves 14\.5") as caught:
+        check_shape(routed(1856), layout)
+    assert "Legal degrees of etp in mxfp8: 1, 2, 29, 58." in str(caught.value)
+    check_shape(routed(1856), replace(layout, precision="bf16"))
+
+
+def test_shp_21_whole_blocks_of_2880_columns() -> None:
+    shape = routed(2880)
+    divisors = [d for d in range(1, 65) if 2880 % d == 0]
+    assert expert_degrees(shape, "bf16") == divisors
+    assert {4, 8} <= set(divisors)
+    assert expert_degrees(shape, "mxfp8") == [d for d in range(1, 65) if 90 % d == 0] == [
+        1, 2, 3, 5, 6, 9, 10, 15, 18, 30, 45
+    ]  # fmt: skip
+    assert 4 in expert_degrees(shape, "nvfp4"), "180 blocks of 16"
+    for precision, degrees in (("mxfp8", [1]), ("bf16", [1, 8])):
+        rules = Rules()
+        assert rules.legal_etp(shape, 8, precision) == degrees
+        assert (("blocks", "etp=8") in rules.refused) == (precision == "mxfp8")
+    layout = ParallelLayout(devices=8, seq_len=4096, micro_batch=1, global_batch=8, etp=8)
+    assert padded_widths(shape, layout) == ("etp=8 leaves 360 of expert width 2880, no multiple of 64",)
+    assert padded_widths(shape, replace(layout, devices=5, global_batch=5, etp=5)) == ()
 
 
 def test_shp_23_speech_model_heads() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hpsearch.capture import CapturedGraph, capture
+from hpsearch.cluster import Cluster
 from hpsearch.lower import ParallelProgram, PipelineProgram, lower
 from hpsearch.plan import Plan
 from hpsearch.search import search
@@ -27,9 +28,15 @@ def made(family: str, recipe: str, rows: int) -> tuple[Case, CapturedGraph]:
 
 
 def planned(family: str, recipe: str, devices: int, **fix: object) -> tuple[Plan, ParallelProgram | PipelineProgram]:
+    return planned_on(family, recipe, with_host(slow_devices(devices)), **fix)
+
+
+def planned_on(
+    family: str, recipe: str, cluster: Cluster, **fix: object
+) -> tuple[Plan, ParallelProgram | PipelineProgram]:
     rows = ROWS // int(str(fix["micro_batches"]))
     captured = made(family, recipe, rows)[1]
-    plan = search(captured.graph, with_host(slow_devices(devices)), global_batch=ROWS, fix=fix)
+    plan = search(captured.graph, cluster, global_batch=ROWS, fix=fix)
     return plan, lower(captured, plan)
 
 
