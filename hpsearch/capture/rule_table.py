@@ -323,5 +323,6 @@ MORE: dict[str, tuple[Rule, ...]] = {
     "aten.clone.default": ((("P",), ("P",)),),
     "aten.mean.dim": ((("P",), ("P",)),),
     "aten.mean.default": ((("P",), ("P",)),),
+    "aten.slice_scatter.default": ((("P", "P"), ("P",)),),
 }
 """True rules that DTensor does not offer, beside those that it does."""

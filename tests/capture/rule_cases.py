@@ -239,3 +239,4 @@ def _shapes() -> Iterator[OpFacts]:
     yield op(aten.clone.default, x)
     yield op(aten.mean.dim, x, [2], True)
     yield op(aten.mean.default, x)
+    yield op(aten.slice_scatter.default, x, f(6, 12, 6), 2, 3, 9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,19 @@ def matrix() -> Iterator[Any]:
         ("mixtral_skewed", {"cp": 2, "ep": 2, "ep_over": "cp"}),
         ("gpt_oss_skewed", {"cp": 4, "ep_over": "cp", "cp_kind": "gathered"}),
         ("gpt_oss", {"cp": 2}),
+        ("deepseek_v3", {"cp": 2}),
+        ("deepseek_v3_skewed", {"cp": 4}),
+        ("deepseek_v3_skewed", {"cp": 2, "tp": 2}),
+        ("deepseek_v3_skewed", {"cp": 2, "ep": 2, "ep_over": "cp"}),
+        ("deepseek_v3", {"cp": 2, "pp": 2, "ep_over": "cp"}),
         ("t5", {"cp": 2, "micro_batches": 1}),
         ("gpt2", {"cp": 2, "cp_kind": "ulysses"}),
     ],
 )
 def test_other_families(family: str, fix: dict[str, int | str], ranks: RankPool, tmp_path: Path) -> None:
-    """Experts, sinks beside scores, an encoder with another sequence, learned positions. Passed on 2026-12-01."""
-    devices = int(fix["cp"]) * int(fix.get("ep", 1))
+    """Experts, on ranks of cp too, latent attention, sinks beside scores, an encoder with another sequence, learned
+    positions. Passed on 2026-12-01."""
+    devices = prod(int(fix.get(name, 1)) for name in ("pp", "cp", "ep", "tp"))
     made = search(graph(family), slow_devices(devices), global_batch=models.ROWS, fix=fix)
     reference(family, "fp64", tmp_path / "trace.pt")
     work = f"{experts.compare.__module__}:{experts.compare.__name__}"
