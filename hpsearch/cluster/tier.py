@@ -7,9 +7,12 @@ from itertools import takewhile
 from math import ceil, gcd, lcm, log2
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpsearch.cluster.curve import Curve, Floats, bus_factor, price_from_curves
 from hpsearch.cluster.protocol import Protocol, Switches, SwitchTree
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -96,18 +99,27 @@ def group_shape(tier_sizes: tuple[int, ...], devices: int, size: int, stride: in
 def _touched(domain_size: int, devices: int, size: int, stride: int) -> int:
     """Domains of one tier that each group touches; -1 where groups lie unlike each other, or unevenly."""
     block = size * stride
-    if domain_size % block == 0:
+    if domain_size % block == 0 or domain_size >= devices:
         return 1
-    if block % domain_size == 0 and stride % domain_size == 0:
+    if stride >= domain_size:
         return size
     if block % domain_size == 0 and domain_size % stride == 0:
         return block // domain_size
     # Groups a common multiple apart lie alike, and so do those whose first ranks stand in one common divisor.
     blocks = np.arange(min(devices // block, lcm(block, domain_size) // block))
     first = (blocks[:, None] * block + np.arange(0, stride, gcd(stride, domain_size))).reshape(-1, 1)
-    members = first + np.arange(size) * stride
-    domain = members // domain_size
-    touched = 1 + (np.diff(domain, axis=1) > 0).sum(axis=1)
+    few = first[:: max(len(first) // FEW, 1)]  # where groups lie unlike each other, mostly some of these do
+    return -1 if _alike(few, domain_size, size, stride) < 0 else _alike(first, domain_size, size, stride)
+
+
+FEW = 64
+"""Groups looked at before all are."""
+
+
+def _alike(first: Ints, domain_size: int, size: int, stride: int) -> int:
+    """`_touched` of groups whose first ranks these are, [groups, 1]."""
+    domain = (first + np.arange(size) * stride) // domain_size
+    touched = 1 + (domain[:, 1:] > domain[:, :-1]).sum(axis=1)
     count = int(touched[0])
     if not (touched == count).all() or size % count:
         return -1

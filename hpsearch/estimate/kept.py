@@ -19,7 +19,7 @@ from hpsearch.estimate.parallel import ParallelLayout
 from hpsearch.estimate.shape import ModelShape
 from hpsearch.estimate.stages import Chunk
 from hpsearch.estimate.work import Gemm, Work
-from hpsearch.schedule import alive
+from hpsearch.schedule import alive_on
 
 Floats = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ def kept_under(
     waiting: Sequence[float],
 ) -> Kept:
     """`waiting`: bytes that each chunk of the rank keeps from forward to backward."""
-    moments = alive(layout.schedule_kind, layout.pp, max(layout.vpp, 1), layout.micro_batches)[rank]
+    moments = alive_on(layout.schedule_kind, layout.pp, max(layout.vpp, 1), layout.micro_batches, rank)
     owed = [sum(owed_bytes(works[name], shape, layout) * n for name, n in chunk.blocks.items()) for chunk in mine]
     head = works["head"]
     logits = [head.saved * chunk.heads for chunk in mine]

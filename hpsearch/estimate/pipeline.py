@@ -42,7 +42,7 @@ def _rows_as_run(stages: int, chunks: int, micro_batches: int) -> Rows:
     return paired(stages, chunks, micro_batches, turns(kind, stages, chunks, micro_batches)[0])
 
 
-def _waits(kind: str, stages: int, chunks: int, micro_batches: int) -> Flow:
+def waits(kind: str, stages: int, chunks: int, micro_batches: int) -> Flow:
     """Who waits for whom under `text`. Raises LegalityError as that does."""
     if kind in AS_RUN:
         return _waits_as_run(stages, chunks, micro_batches)
@@ -119,14 +119,14 @@ Parts = tuple[Sequence[float], Sequence[float], Sequence[float]]
 
 def run_s(kind: str, parts: Parts, stages: int, micro_batches: int, hop_s: float) -> float:
     """Seconds until every rank is done with all micro-batches, under the schedule `kind`."""
-    return schedule_s(_waits(kind, stages, len(parts[0]) // stages, micro_batches), *parts, hop_s)
+    return schedule_s(waits(kind, stages, len(parts[0]) // stages, micro_batches), *parts, hop_s)
 
 
 def run_path(kind: str, parts: Parts, stages: int, micro_batches: int, hop_s: float) -> Path:
     """The longest chain of `run_s`; of 1f1b and interleaved, long runs from two short ones, and whole backwards."""
     if kind in AS_RUN:
         return pipeline_path(parts[0], parts[1], stages, micro_batches, hop_s)
-    found = longest_chain(_waits(kind, stages, len(parts[0]) // stages, micro_batches), *parts, hop_s)
+    found = longest_chain(waits(kind, stages, len(parts[0]) // stages, micro_batches), *parts, hop_s)
     forward, backward, weight = (
         tuple(map(float, one)) for one in (found.forward, found.backward_input, found.backward_weight)
     )

@@ -1,6 +1,6 @@
 """When things happen: schedules as action text, and the event timeline that prices them. No torch."""
 
-from hpsearch.schedule.alive import alive
+from hpsearch.schedule.alive import alive, alive_on
 from hpsearch.schedule.bound import lower_bound_s, lower_bounds_s
 from hpsearch.schedule.dry_run import DryRun, dry_run, peak_kept
 from hpsearch.schedule.flow import Chain, longest_chain, rank_ends_s, schedule_s, schedules_s
@@ -20,6 +20,7 @@ __all__ = [
     "Step",
     "Timeline",
     "alive",
+    "alive_on",
     "dry_run",
     "longest_chain",
     "lower_bound_s",

@@ -16,23 +16,26 @@ from hpsearch.schedule.kinds import make_rows
 from hpsearch.schedule.schedule import KIND_ORDER, Ints, Rows
 
 Floats = NDArray[np.float64]
-ROUNDS = 4
+ROUNDS = 2
 """Micro-batches a rank after which nothing new is kept alive."""
 
 
-@lru_cache(maxsize=4096)
 def alive(kind: str, stages: int, virtual: int, micro_batches: int) -> tuple[Ints, ...]:
-    """Of each rank: moments [moments, 4·virtual]. Columns, each by the rank's stages in model order: forwards that wait
+    """`alive_on` of each rank."""
+    return tuple(alive_on(kind, stages, virtual, micro_batches, rank) for rank in range(stages))
+
+
+@lru_cache(maxsize=4096)
+def alive_on(kind: str, stages: int, virtual: int, micro_batches: int, rank: int) -> Ints:
+    """Of a rank: moments [moments, 4·virtual]. Columns, each by the rank's stages in model order: forwards that wait
     for a backward that has not begun; input parts that wait for their weight part; input parts at work; whole backwards
     at work. Without the latter two it is the moment after a forward.
     """
     if kind == "gpipe":
-        now = [[micro_batches, 0, 0, 0], [micro_batches - 1, 0, 0, 1]]
-        return (np.array(now, dtype=np.int64),) * stages
-    rounds = micro_batches // stages
-    if rounds > ROUNDS:
-        micro_batches = ROUNDS * stages + micro_batches % stages
-    return moments(make_rows(kind, stages, virtual, micro_batches))
+        return np.array([[micro_batches, 0, 0, 0], [micro_batches - 1, 0, 0, 1]], dtype=np.int64)
+    if micro_batches // stages > ROUNDS:
+        return alive_on(kind, stages, virtual, ROUNDS * stages + micro_batches % stages, rank)
+    return _of_rank(make_rows(kind, stages, virtual, micro_batches), rank)
 
 
 def moments(rows: Rows) -> tuple[Ints, ...]:
@@ -42,16 +45,15 @@ def moments(rows: Rows) -> tuple[Ints, ...]:
 
 def _of_rank(rows: Rows, rank: int) -> Ints:
     mine = np.flatnonzero(np.array(rows.placement) == rank)
-    _, _, stage, kind, _ = rows.table[rows.table[:, 0] == rank].T
+    _, _, stage, kind, _ = rows.of_rank(rank).T
     here = (stage[:, None] == mine).astype(np.int64)
     forward, inputs, weights, whole = (here * (kind == KIND_ORDER[one])[:, None] for one in "FIWB")
     waiting, owed = np.cumsum(forward - inputs - whole, axis=0), np.cumsum(inputs - weights, axis=0) - inputs
-    found = np.hstack([waiting, owed, inputs, whole])[kind != KIND_ORDER["W"]]
-    return _outer(found[np.sort(np.unique(found, axis=0, return_index=True)[1])])
+    return _outer(np.hstack([waiting, owed, inputs, whole])[kind != KIND_ORDER["W"]])
 
 
 def _outer(rows: Ints) -> Ints:
-    """Of different rows those that no other is at least equal to in all columns."""
+    """Rows that no other is at least equal to in all columns; of equal ones the first."""
     left, kept = np.argsort(-rows.sum(axis=1), kind="stable"), list[int]()
     while len(left):  # what is below another row is below one that no other is above
         kept.append(int(left[0]))

@@ -102,7 +102,7 @@ class _Ways:
     def __init__(self, rows: Rows) -> None:
         self.placement = rows.placement
         self.stages = len(self.placement)
-        rank, step, stage, kind, micro = rows.table.T
+        _, step, stage, kind, micro = rows.table.T
         whole = (kind == KIND_ORDER["B"]).astype(np.int64)
         after = np.cumsum(1 + whole)
         self.columns = np.repeat(np.array(COLUMN)[kind] * self.stages + stage, 1 + whole)
@@ -113,7 +113,7 @@ class _Ways:
         """Where the columns of each step end, one place on."""
         self.at = np.full((3, self.stages, rows.micro_batches), -1)
         self.at[np.array(COLUMN)[kind], stage, micro] = step
-        self.table = {one: rows.table[rank == one] for one in range(rows.ranks)}
+        self.table = [rows.of_rank(one) for one in range(rows.ranks)]
         self.hops = self._hops()
 
     def _hops(self) -> Ints:

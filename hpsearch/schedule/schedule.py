@@ -102,6 +102,11 @@ class Rows:
     def micro_batches(self) -> int:
         return int(self.table[:, 4].max(initial=-1)) + 1
 
+    def of_rank(self, rank: int) -> Ints:
+        """The part of `table` that is one rank's."""
+        first, last = np.searchsorted(self.table[:, 0], [rank, rank + 1])
+        return self.table[first:last]
+
     @cached_property
     def steps(self) -> list[int]:
         """How many each rank does."""

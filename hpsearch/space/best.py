@@ -26,7 +26,7 @@ from hpsearch.space.bound import PRECISION
 from hpsearch.space.candidates import Candidates, Part, Some
 from hpsearch.space.cutting import Cutting
 from hpsearch.space.exact import Choice
-from hpsearch.space.prices import Prices, dealt, is_dealt
+from hpsearch.space.prices import Prices, dealt, is_dealt, others
 from hpsearch.space.refusal import none_fits, none_in_time, none_is_legal
 from hpsearch.space.rules import Rules
 from hpsearch.space.space import IN_WORDS, ON_GROUPS, Row, Slot, Space, apart, layouts, names_of
@@ -147,14 +147,28 @@ class _Search:
                     chosen.setdefault((slot.tp, number, row[0]), i)
                 if len(chosen) >= SEEDS:
                     break
-            self.look(some.of(list(chosen.values())))
-            for entry in sorted(self.refine(len(chosen), lambda: True, ROUGHLY) or ())[:TRIES]:
-                if self.tried and (entry[0] > self.best_s * (1 - NEAR_ENOUGH) or not goes_on()):
+            for several in (slice(0, AT_ONCE), slice(AT_ONCE, SEEDS)):
+                yield from self._tried_first(some.of(list(chosen.values())[several]), goes_on)
+                if self.tried:
+                    yield from self._tried_first(self._alike(list(firsts.values())), goes_on)
                     return
-                if self.glance(entry, goes_on if self.tried else lambda: True):
-                    yield True
-            if self.tried:
+
+    def _alike(self, slots: list[Slot]) -> Some:
+        """Layouts under other schedules, of slots split as the best so far is."""
+        counted, tp = self.considered, self.tried[0][3].layout.tp
+        parts = [part for slot in slots if slot.tp == tp for part in self.opened(slot, others)]
+        candidates = Candidates.of(parts, self.best_s)
+        self.considered = counted
+        return candidates.some(0, AT_ONCE)
+
+    def _tried_first(self, some: Some, goes_on: Callable[[], bool]) -> Iterator[bool]:
+        """Glances at the most promising; one item for each that is the best so far."""
+        self.look(some)
+        for entry in sorted(self.refine(len(self.pool), lambda: True, ROUGHLY) or ())[:TRIES]:
+            if self.tried and (entry[0] > self.best_s * (1 - NEAR_ENOUGH) or not goes_on()):
                 return
+            if self.glance(entry, goes_on if self.tried else lambda: True):
+                yield True
 
     def look(self, chosen: Some) -> None:
         """Puts those of some layouts into the pool that may be better than the best so far."""
@@ -230,6 +244,7 @@ class _Search:
         self.least_tried_s = min(self.least_tried_s, bound_s if least_s is None else least_s)
         if at_hand is None:
             return False
+        self.prices.learn(number, row, at_hand.layout)
         others = [one for one in self.tried if one[1:3] != (number, row) or one[0] < at_hand.step_s]
         self.tried = sorted([*others, (at_hand.step_s, number, row, at_hand)], key=lambda one: one[:3])
         return at_hand.step_s < before
@@ -252,6 +267,19 @@ class _Search:
         inside, (pp, vpp, dp, *_) = self.prices.insides[number], row
         axes = sum(size > 1 for size in (inside.tp, inside.cp, pp, dp, inside.ep))
         return axes, vpp, int(KINDS[names_of(row[6])[0]].split)
+
+    def is_sharper(self, entry: Entry) -> bool:
+        """Whether chains found since say more of a layout than its bound; then it is put back with what they say."""
+        bound_s, number, row, cut = entry
+        if row[1] == 1 or (names_of(row[6])[0], row[0], row[1]) not in self.prices.chains:
+            return False
+        pipe_s, _ = self.prices.second_bound([(number, row)], np.array([np.inf]))
+        sharper_s = float(pipe_s[0]) + self.prices.around(number, row).once_s
+        if sharper_s <= bound_s:
+            return False
+        if sharper_s < self.best_s:
+            heapq.heappush(self.heap, (sharper_s, number, row, cut))
+        return True
 
     def found(self, left_s: float, left: int) -> Found:
         """The answer so far; `left_s`: least bound of what was neither excluded nor solved, `left` layouts and what was
@@ -314,7 +342,7 @@ def answers(
         if heap and (dives or heap[0][0] <= left_s()):
             dives = False
             entry = heapq.heappop(heap)
-            if search.solve(entry, partial(goes_on, min(entry[0], left_s()))):
+            if not search.is_sharper(entry) and search.solve(entry, partial(goes_on, min(entry[0], left_s()))):
                 yield found()
         elif candidates.least_s(at) <= left_s():
             search.look(candidates.some(at, at + BATCH))
@@ -334,8 +362,8 @@ def answers(
 
 TIES = 4
 """Simpler layouts solved in the end."""
-SEEDS, TRIES = 256, 6
-"""So many layouts are bounded and so many of them solved, to measure the rest by."""
+SEEDS, AT_ONCE, TRIES = 256, 64, 6
+"""So many layouts are bounded, at first only some, and so many of them solved, to measure the rest by."""
 ROUGHLY, NEAR_ENOUGH = 0.02, 0.05
 """Precision of their bounds; and no more are solved where the next could be shorter by no more than this."""
 FIRST = 32

@@ -33,8 +33,8 @@ most 1/m of them less time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,12 +97,17 @@ class Pipes:
     virtual: int = 1
     kind: str = "1f1b"
     """Of the schedule."""
+    more: Mapping[int, Floats] = field(default_factory=dict)
+    """Chains of the schedule's text that were found to be the longest for some times; by number of micro-batches."""
 
     def of(self, some: Ints) -> Pipes:
         """Some of them."""
         columns = (self.micro_batches, self.hop_s, self.room_bytes, self.per_dense, self.per_expert)
         m, hop_s, room, dense, expert = (column[some] for column in columns)
-        return Pipes(self.tables, self.table[some], self.stages, m, hop_s, room, dense, expert, self.virtual, self.kind)
+        return Pipes(
+            self.tables, self.table[some], self.stages, m, hop_s, room, dense, expert, self.virtual, self.kind,
+            self.more,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -217,6 +222,8 @@ class _Held:
         for m in np.unique(pipes.micro_batches).tolist():
             some = pipes.micro_batches == m
             counts = chains(pipes.kind, pipes.stages, pipes.virtual, int(m))
+            if m in pipes.more:
+                counts = np.concatenate([counts, pipes.more[m]])
             rarest = counts[:, count + mine].min(axis=-1)
             found[some] = (times[some] @ counts.T + again[some] @ rarest.T).max(axis=1)
         return found * (1 - 1e-9)

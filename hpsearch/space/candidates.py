@@ -14,6 +14,16 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+def distinct(rows: Ints) -> tuple[Ints, Ints]:
+    """Places of rows that are all different, and which of those each row is."""
+    key = np.zeros(len(rows), dtype=np.int64)
+    for column in rows.T:
+        values, here = np.unique(column, return_inverse=True)
+        key = np.unique(key * len(values) + here, return_inverse=True)[1]
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return first, which
+
+
 @dataclass(frozen=True)
 class Part:
     """Layouts of a slot that are not excluded yet, as columns."""

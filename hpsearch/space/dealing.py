@@ -266,6 +266,15 @@ class _Chains:
         times = self.times[:, :n] + self.fewer[:, :n] * np.minimum(behind, self.most[:, :n])
         return np.asarray(np.where(times > 0, left / np.maximum(times, 1e-9), np.inf).min(axis=0))
 
+    def most_s(self, limit: Floats, start: Ints, end: Ints, before: Floats, stages: Ints) -> Floats:
+        """What any stage from `start` to `end` - 1 may take at most, `before` what is before the first: by those chains
+        that leave a later one no more, with as few times as any has."""
+        spent = (self.before[:2] * before).sum(axis=1) + np.where(start > 0, self.ends[:2], 0.0)
+        left = limit - spent - self.fixed_s[:2] - self.hop_s[:2] * start
+        fewer = np.where(self.fewer[:2] < 0, stages - 1 - start, stages - end)
+        times = self.times[:2] + self.fewer[:2] * np.minimum(fewer, self.most[:2])
+        return np.asarray(np.where(times > 0, left / np.maximum(times, 1e-9), np.inf).min(axis=0))
+
 
 def _chosen(stack: _Stack, columns: list[list[Floats]]) -> Floats:
     """[3 chains, layouts]: of three schedules' chains those of each layout."""
@@ -281,7 +290,11 @@ def least_s(lines: Lines, cutoff_s: Floats, precision: float = PRECISION) -> Bou
     p = stack.p.astype(np.float64)
     low = np.where(stack.is_split, stack.whole_s * stack.m / p, without_memory_s(stack.whole_s, stack.m, p))
     low = np.minimum(low, cutoff_s)
-    cuts, reached = _deal(stack, cutoff_s)
+    cuts, reached = np.zeros((len(p), int(stack.p.max(initial=1))), dtype=np.int64), np.zeros(len(p), dtype=np.bool_)
+    some = np.flatnonzero(_may_reach(stack, cutoff_s))
+    if len(some):
+        dealt, reached[some] = _deal(stack.some(some), cutoff_s[some])
+        cuts[some, : dealt.shape[1]] = dealt
     high, left = cutoff_s.copy(), np.flatnonzero(reached)
     while len(left := left[high[left] - low[left] > precision * low[left]]):
         middle = np.minimum((low[left] + high[left]) / 2, low[left] * WIDER)
@@ -289,6 +302,33 @@ def least_s(lines: Lines, cutoff_s: Floats, precision: float = PRECISION) -> Bou
         cuts[left[now], : more.shape[1]] = more[now]
         high[left[now]], low[left[~now]] = middle[now], middle[~now]
     return Bounds(np.where(reached, low, np.inf), cuts)
+
+
+def _may_reach(stack: _Stack, limit: Floats) -> Bools:
+    """Whether `_deal` may deal out all layers, told from a few blocks of stages: each stage of a block may have as many
+    layers as the time of the first and the room of the last allow. Only where layers are alike; else, and of few
+    stages, all may."""
+    p, count = stack.p, len(limit)
+    may, each = np.ones(count, dtype=np.bool_), -(-(p - 1) // BLOCKS)
+    if int(p.max(initial=1)) < 2 * BLOCKS or not all(table.is_uniform for table in stack.lines.tables):
+        return may
+    at = np.zeros(count, dtype=np.int64)
+    for block in range(BLOCKS):
+        start = np.minimum(block * each, p - 1)
+        end = np.minimum(start + each, p - 1)
+        before = stack.packed.prefixes[stack.k, at, :TIMES].T
+        budget = stack.chains.most_s(limit * (1 + 1e-9), start, end, before, p)
+        most = np.maximum(stack.layers - (p - end) - at, 0)
+        alive = stack.alive(count, end - 1)[0], stack.alive(count, start)[1]
+        one = _most_within(stack, alive, at, stack.plain(count, at, most, budget), budget, is_first=False)
+        at = at + np.minimum((end - start) * one, most)
+        may &= at >= end
+    seconds = stack.last_stage_s(at)
+    return np.asarray(may & (seconds <= stack.budget(count, limit, p - 1, at) * (1 + 1e-9)))
+
+
+BLOCKS = 16
+"""Of stages, looked at before single ones."""
 
 
 def _deal(stack: _Stack, limit: Floats) -> tuple[Ints, Bools]:
@@ -319,12 +359,19 @@ def _deal(stack: _Stack, limit: Floats) -> tuple[Ints, Bools]:
 def _most(stack: _Stack, n: int, stage: int, at: Ints, most: Ints, budget: Floats) -> Ints:
     """Most layers from `at` on that take no longer than `budget`, by halving; 0: not even one. First as many as take
     that long without recompute: mostly that is all."""
-    kept, owed = stack.alive(n, stage)
     high = stack.plain(n, at, np.maximum(most, 0), budget - (stack.first_s[:n] if stage == 0 else 0.0))
+    return _most_within(stack, stack.alive(n, stage), at, high, budget, is_first=stage == 0)
+
+
+def _most_within(
+    stack: _Stack, alive: tuple[Floats, Floats], at: Ints, high: Ints, budget: Floats, *, is_first: bool
+) -> Ints:
+    """Most layers up to `high` that take no longer than `budget` on a stage with so many alive; 0: not even one."""
+    kept, owed = alive
     low, middle, left = np.zeros_like(at), high.copy(), np.flatnonzero(high > 0)
     while len(left):
-        here, alive = at[left], (kept[left], owed[left])
-        seconds = stack.stage_s(left, alive, here, here + middle[left], stage == 0)
+        here = at[left]
+        seconds = stack.stage_s(left, (kept[left], owed[left]), here, here + middle[left], is_first)
         good = np.isfinite(seconds) & (seconds <= budget[left])
         low[left[good]], high[left[~good]] = middle[left[good]], middle[left[~good]] - 1
         left = left[low[left] < high[left]]

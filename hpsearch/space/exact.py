@@ -7,14 +7,20 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import ceil
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency
 from hpsearch.estimate import ModelShape, ParallelLayout, memory
-from hpsearch.estimate.estimate import assembled
+from hpsearch.estimate.estimate import Priced, assembled
 from hpsearch.estimate.memory import rank_memory, stage_memory
-from hpsearch.estimate.pipeline import run_s
+from hpsearch.estimate.pipeline import run_s, waits
 from hpsearch.estimate.stages import Chunk, chunks, with_again
+from hpsearch.schedule import longest_chain
 from hpsearch.space.tables import Inner
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,7 @@ def simulated(
     of m micro-batches has m times the first rank's seconds at least: what that rank idles for each is free, and beyond
     it every second hides one at most and costs m.
     """
-    if layout.recompute == "none":  # `priced` has whole layers computed again, for those layouts that have some
-        layout = replace(layout, recompute="full", recomputed=(0,) * layout.chunks)
-    made = assembled(shape, layout, cluster, priced.works, priced.seconds, priced.ranks)
+    made = _assembled(shape, layout, cluster, priced)
     forward, inputs, weights = made.split_seconds(e)
     backward = inputs + weights
     if layout.pp == 1:
@@ -53,6 +57,21 @@ def simulated(
     longer = backward.copy()
     longer[0] += max(idle, 0.0)
     return step_s, made.around(pipe, forward, longer, e)[0]
+
+
+def longest(shape: ModelShape, layout: ParallelLayout, cluster: Cluster, priced: Inner, e: Efficiency) -> Floats:
+    """The longest chain of a pipeline, in the columns of `hpsearch.schedule.bound.chains`."""
+    made = _assembled(shape, layout, cluster, priced)
+    forward, inputs, weights = made.split_seconds(e)
+    waited = waits(layout.schedule_kind, layout.pp, layout.chunks // layout.pp, layout.micro_batches)
+    found = longest_chain(waited, forward.tolist(), inputs.tolist(), weights.tolist(), made.hop_s * e.links)
+    return np.array([*found.forward, *found.backward_input, *found.backward_weight, *found.hops], dtype=np.float64)
+
+
+def _assembled(shape: ModelShape, layout: ParallelLayout, cluster: Cluster, priced: Inner) -> Priced:
+    if layout.recompute == "none":  # `priced` has whole layers computed again, for those layouts that have some
+        layout = replace(layout, recompute="full", recomputed=(0,) * layout.chunks)
+    return assembled(shape, layout, cluster, priced.works, priced.seconds, priced.ranks)
 
 
 def fitted(shape: ModelShape, layout: ParallelLayout, priced: Inner, rooms: Sequence[float]) -> ParallelLayout | None:

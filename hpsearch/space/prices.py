@@ -24,7 +24,9 @@ from hpsearch.estimate.stages import filled_sizes
 from hpsearch.space.around import Around, around, least_rate, links_s
 from hpsearch.space.bound import PRECISION, WHOLE, Pipes, Stacked, even_s, without_memory_s
 from hpsearch.space.bound import SCALARS as BOUND_SCALARS
+from hpsearch.space.candidates import distinct
 from hpsearch.space.dealing import DEALT, Lines, least_s
+from hpsearch.space.exact import longest
 from hpsearch.space.fits import fits_somehow
 from hpsearch.space.memo import Memo, Wholes
 from hpsearch.space.rough import Looks, rough_s
@@ -33,6 +35,10 @@ from hpsearch.space.tables import Inner, Table, inner, sharded, table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+MOST_CHAINS = 8
+"""Kept of one schedule."""
 
 
 @dataclass
@@ -46,6 +52,9 @@ class Prices:
     tables: dict[tuple[int, int, int, float], Table] = field(default_factory=dict)
     """(inside, data ranks, shard ranks, recomputed share of the tangent), all but the first 0 without full sharding."""
     arounds: dict[tuple[int, ...], Around] = field(default_factory=dict)
+    chains: dict[tuple[str, int, int], dict[int, Floats]] = field(default_factory=dict)
+    """(schedule, stages, virtual) → micro-batches → longest chains of layouts that were simulated: no layout of that
+    schedule takes less than they say."""
     links: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
     """(tp, cp, ep, etp, dp, shard ranks) → of the whole model's storage, fully sharded."""
 
@@ -251,16 +260,16 @@ class Prices:
     def _looks(self, numbers: Ints, rows: Ints, plain: bool) -> Looks:
         around = self._around(numbers, rows)
         if plain:
-            distinct, table = np.unique(numbers, return_inverse=True)
-            tables = [self._plain(number) for number in distinct.tolist()]
+            each_once, table = np.unique(numbers, return_inverse=True)
+            tables = [self._plain(number) for number in each_once.tolist()]
         else:
             each = [self.table(number, tuple(row)) for number, row in zip(numbers.tolist(), rows.tolist(), strict=True)]
             places = dict[int, int]()
             table = np.array([places.setdefault(id(one), len(places)) for one in each], dtype=np.int64)
             tables = list({id(one): one for one in each}.values())
         stacked, names = Stacked.of(tuple(tables)), {1 << i: name for i, name in enumerate(SCHEDULES)}
-        pipes = {key: i for i, key in enumerate(dict.fromkeys(map(tuple, rows[:, [6, 0, 1]].tolist())))}
-        pipeline = np.array([pipes[key] for key in map(tuple, rows[:, [6, 0, 1]].tolist())], dtype=np.int64)
+        first, pipeline = distinct(rows[:, [6, 0, 1]])
+        pipes = rows[first][:, [6, 0, 1]].tolist()
         hops = around[:, 0] + stacked.scalars[table, BOUND_SCALARS.index("hop_bytes")] * around[:, 1]
         return Looks(
             stacked, table, tuple((names[kind], pp, vpp) for kind, pp, vpp in pipes), pipeline,
@@ -269,18 +278,14 @@ class Prices:
 
     def _around(self, numbers: Ints, rows: Ints) -> Floats:
         """[layouts, 6] of each layout's surroundings: hop, its seconds a byte, room, state bytes, seconds of a step."""
-        alike = [(one.tp, one.cp, one.ep, one.etp) for one in self.insides]
-        found = dict[tuple[int, ...], int]()
-        listed, places = list[tuple[float, ...]](), list[int]()
-        for number, (pp, vpp, dp, m, zero, shard_ranks, kind) in zip(numbers.tolist(), rows.tolist(), strict=True):
-            key = (*alike[number], pp, dp, zero, shard_ranks)
-            if key not in found:
-                one = self.around(number, (pp, vpp, dp, m, zero, shard_ranks, kind))
-                found[key] = len(listed)
-                more = one.hop_s_per_byte, one.room_bytes, one.per_dense, one.per_expert, one.once_s
-                listed.append((one.hop_s, *more))
-            places.append(found[key])
-        return np.array(listed)[places]
+        splits = np.array([(one.tp, one.cp, one.ep, one.etp) for one in self.insides], dtype=np.int64)[numbers]
+        first, places = distinct(np.hstack([splits, rows[:, [0, 2, 4, 5]]]))
+        each = [
+            self.around(number, tuple(row))
+            for number, row in zip(numbers[first].tolist(), rows[first].tolist(), strict=True)
+        ]
+        columns = ("hop_s", "hop_s_per_byte", "room_bytes", "per_dense", "per_expert", "once_s")
+        return np.array([[getattr(one, name) for name in columns] for one in each])[places]
 
     def second_bound(self, members: list[tuple[int, Row]], cutoff_s: Floats) -> tuple[Floats, list[tuple[int, ...]]]:
         """Pipeline seconds at least, and the cut; of layouts of one pipeline and schedule, of several chunks a rank."""
@@ -294,6 +299,15 @@ class Prices:
             pipes = self._pipes([members[i] for i in some.tolist()], again)
             pipe_s[some] = np.maximum(pipe_s[some], even_s(pipes, sizes, cutoff_s[some]))
         return pipe_s, [tuple(sizes)] * len(members)
+
+    def learn(self, number: int, row: Row, layout: ParallelLayout) -> None:
+        """Keeps the longest chain of a layout of several chunks a rank."""
+        key, m = (layout.schedule_kind, layout.pp, layout.vpp), layout.micro_batches
+        if layout.vpp == 1 or layout.stage_groups:
+            return
+        space, known = self.space, self.chains.setdefault(key, {})
+        found = longest(space.shape, layout, space.cluster, self.inner(number, row), self.rates)[None]
+        known[m] = np.concatenate([known[m], found])[-MOST_CHAINS:] if m in known else found
 
     def dealt_bound(
         self, members: list[tuple[int, Row]], cutoff_s: Floats, precision: float = PRECISION
@@ -338,6 +352,7 @@ class Prices:
             tuple(distinct.values()), which, pp, np.array([float(row[3]) for _, row in members]), np.array(hops),
             np.array([one.room_bytes for one in around]), np.array([one.per_dense for one in around]),
             np.array([one.per_expert for one in around]), vpp, names_of(schedule)[0],
+            self.chains.get((names_of(schedule)[0], pp, vpp), {}),
         )  # fmt: skip
 
 
@@ -359,6 +374,11 @@ def dealt(rows: Ints) -> Ints:
         return apart(rows)
     some[:, 6] = bit
     return some
+
+
+def others(rows: Ints) -> Ints:
+    """Of some rows those of several chunks a rank, schedule by schedule."""
+    return apart(rows[rows[:, 1] > 1])
 
 
 def _state_bytes(layout: ParallelLayout, zero: Floats, ranks: Floats, shard_ranks: Floats) -> Floats:

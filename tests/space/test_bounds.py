@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -153,3 +154,22 @@ def test_any_numbers_of_stages_together_are_bounded_as_each_alone(seed: int) -> 
     for one, bound_s, cut in zip(members, together, cuts, strict=True):
         assert bound_s >= alone_s(prices, one) * (1 - 2e-3)  # more, where layers are computed again whole
         assert not np.isfinite(bound_s) or (len(cut) == one[1][0] and sum(cut) == space.shape.layers and min(cut) > 0)
+
+
+@pytest.mark.parametrize("seed", range(0, SEEDS, 5))
+def test_blocks_of_stages_exclude_nothing_that_stages_do_not(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits just below and above what each layout takes at least."""
+    draw = random.Random(seed)
+    space = a_space(draw)
+    space = replace(space, shape=replace(space.shape, pattern=space.shape.pattern[:1] * space.shape.layers))
+    prices, blocks = Prices(space), sys.modules["hpsearch.space.dealing"]
+    groups = [group[0] for group in candidates(draw, space, 6, 6, 1)]
+    members = [(prices.price(one.inside), one.row) for one in groups if is_dealt(one.row)]
+    least, _ = prices.dealt_bound(members, np.full(len(members), np.inf))
+    for factor in (0.8, 0.9, 0.99, 1.001, 1.01, 1.1, 1.3):
+        limit = np.where(np.isfinite(least), least, 1.0) * factor
+        monkeypatch.setattr(blocks, "BLOCKS", 1000)
+        alone, _ = prices.dealt_bound(members, limit)
+        monkeypatch.setattr(blocks, "BLOCKS", draw.choice((1, 2, 3)))
+        together, _ = prices.dealt_bound(members, limit)
+        assert (alone == together).all()
