@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from hpsearch.errors import LegalityError
 from hpsearch.graph import Call, ModelGraph, Op, OpGraph, Rule, Value
@@ -27,6 +28,7 @@ SEQUENCE = 2
 """Attention operations take [rows, heads, sequence, head size]."""
 _ROWS = (7, 11)
 """Numbers of rows at which sizes are compared: equal at both, equal at any."""
+_CLOSED = (float("inf"), 0, 0, 0.0, 0)
 _STARTS = ("matmul", "embedding", "attention", "conv")
 """Ops from which on tensors are worth cutting."""
 
@@ -140,6 +142,10 @@ class _Propagation:
     along: Along
     blocks: dict[str, DataPlacements] = field(default_factory=dict)
 
+    @cached_property
+    def lengths(self) -> frozenset[int]:
+        return frozenset(sequence_lengths(self.model))
+
     def graph(self, graph: OpGraph, arrive: dict[str, Placement]) -> DataPlacements:
         """Placements of a graph whose inputs and tangents arrive as `arrive`; of its blocks at their first call."""
         values = {n: self._rests(graph, n) for n, value in graph.values.items() if value.role != "op"} | arrive
@@ -220,26 +226,28 @@ class _Propagation:
 
     def _preference(
         self, graph: OpGraph, op: Op, rule: Rule, values: dict[str, Placement]
-    ) -> tuple[float, int, float, int]:
-        """Bytes to move, results that are whole, elements computed, dims that are cut; infinite for a rule that is not
+    ) -> tuple[float, int, int, float, int]:
+        """Bytes to move, results that are whole, cuts of what has another length than the batch's sequences (heads,
+        where an addend may be cut along any dim), elements computed, dims that are cut; infinite for a rule that is not
         open. Of a product of queries and keys queries, the earlier dim, stay cut."""
         moved = 0.0
         for name, text in zip(op.inputs, rule[0], strict=True):
             source, target, value = values[name], Placement.parse(text), graph.values[name]
             fixed = (name in graph.routed or self._spread(graph, name)) and source != target
             if fixed or not is_reachable(source, target) or not self._may(op, rule, value, source, target):
-                return (float("inf"), 0, 0.0, 0)
+                return _CLOSED
             moved += TRAFFIC[kind_between(source, target)] * value.nbytes(self.rows)
-        whole, computed, dims = 0, 0.0, 0
+        whole, astray, computed, dims = 0, 0, 0.0, 0
         for name, text in zip(op.outputs, rule[1], strict=True):
             value, placement = graph.values[name], Placement.parse(text)
             odd = placement.is_shard and (name in graph.by_expert or not self._divides(value, placement.dim))
             if placement != shard(0) if self._spread(graph, name) else odd:
-                return (float("inf"), 0, 0.0, 0)
+                return _CLOSED
             whole += placement.is_replicate
+            astray += placement.is_shard and _row(value, placement.dim) not in self.lengths
             dims += max(placement.dim, 0)
             computed += value.nbytes(self.rows) * (0.5 if placement.is_shard else 1.0)
-        return (moved, whole, computed, dims)
+        return (moved, whole, astray, computed, dims)
 
     def _may(self, op: Op, rule: Rule, value: Value, source: Placement, target: Placement) -> bool:
         if source == target:
