@@ -72,8 +72,11 @@ def _steps(graph: OpGraph) -> list[object]:
 
 def pins(plan: Plan) -> Mapping[str, object]:
     """What the search must keep so that the same stored parameters serve another program of the model."""
-    found: dict[str, object] = {axis.name: axis.size for axis in plan.mesh.axes}
+    found: dict[str, object] = {"pp": 1, "cp": 1, **{axis.name: axis.size for axis in plan.mesh.axes}}
     found["micro_batches"] = plan.file.job.micro_batches
+    if (away := plan.file.job.offload) is not None:
+        parts = [("activations", bool(away.blocks)), ("optimizer", away.optimizer)]
+        found["offload"] = "+".join(name for name, is_on in parts if is_on)
     if any(axis.name == "cp" for axis in plan.mesh.expert_axes):
         found["ep_over"] = "cp"
     if plan.file.job.capacity is not None:

@@ -31,7 +31,6 @@ from hpsearch.plan import (
 from hpsearch.plan.environment import environment_of
 from hpsearch.plan.patterns import further_names
 from hpsearch.plan.traffic import traffic
-from hpsearch.search.candidates import SPACE
 from hpsearch.search.fix import Fix
 from hpsearch.search.step_memory import fullest
 from hpsearch.strategy import DataPlacements, Node
@@ -48,7 +47,6 @@ class PipelineFound:
     compute_s: float
     """Of the busiest rank."""
     bytes: dict[str, int]
-    space: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +73,8 @@ class Certificate:
     refused: tuple[Refusal, ...]
     lost: tuple[tuple[float, str, str], ...]
     """(seconds, label, "at least " where only a bound is known) of candidates that were not chosen."""
+    space: str
+    """What the bound is about."""
 
 
 def plan_of(model: ModelGraph, cluster: Cluster, found: Found, certificate: Certificate, fix: Fix) -> Plan:
@@ -265,7 +265,7 @@ def _certificate(found: Found, certificate: Certificate) -> CertificateEntry:
         objective_s=found.objective_s,
         bound_s=min(certificate.bound_s, found.objective_s),
         gap=gap,
-        space=found.pipeline.space if found.pipeline else SPACE,
+        space=certificate.space,
         considered=certificate.considered,
         solved=certificate.solved,
         pruned=certificate.pruned,

@@ -18,7 +18,9 @@ from hpsearch.graph import ModelGraph
 from hpsearch.layout import Mesh, MeshAxis
 from hpsearch.layout.mesh import RANK_ORDER
 from hpsearch.plan import Refusal
+from hpsearch.search.context import with_exchanges
 from hpsearch.search.fix import Fix
+from hpsearch.search.hops import with_hops
 from hpsearch.strategy import (
     WHY_WHOLE,
     check_degree,
@@ -74,6 +76,18 @@ def _way(axis: MeshAxis) -> str:
 def with_tiers(mesh: Mesh, cluster: Cluster) -> Mesh:
     """The mesh with each axis told the outermost tier that its groups span."""
     return Mesh(tuple(replace(a, tier=cluster.tier_of(a.size, a.stride).name) for a in mesh.axes))
+
+
+def branches_of(
+    model: ModelGraph, cluster: Cluster, global_batch: int, fix: Fix, pp: int = 1
+) -> Iterator[tuple[Branch, int]]:
+    """Meshes of one of `pp` stages, each with its recomputed blocks and micro-batch counts."""
+    for degrees in meshes(model, cluster.devices // pp, fix):
+        for mesh in with_exchanges(with_tiers(Mesh.of(**degrees), cluster), model, fix):
+            for again in recompute_sets(model, fix):
+                for m in micro_batch_counts(model, global_batch, mesh, fix):
+                    hops = with_hops(mesh, model, cluster, global_batch // m, fix)
+                    yield Branch(hops, again), m
 
 
 def meshes(model: ModelGraph, devices: int, fix: Fix) -> Iterator[dict[str, int]]:

@@ -23,11 +23,13 @@ def why_infeasible(
     tightest: Sequence[CostTable],
     fix: Fix,
     refused: list[Refusal],
+    beside: Sequence[str],
     fits_without: Callable[[], bool],
 ) -> InfeasibleError:
     """The error to raise when no candidate fits.
 
-    tightest: the candidates whose parts need least memory. fits_without: whether a plan exists without the pins.
+    tightest: the candidates whose parts need least memory. beside: what else was looked at, in words. fits_without:
+    whether a plan exists without the pins.
     """
     subject = f"{model.name} ({model.num_params / 1e9:.2f}e9 parameters) on {cluster.devices} x {cluster.device.name}"
     pins = f" with the pins {', '.join(f'{k}={v}' for k, v in fix.text.items())}" if fix.text else ""
@@ -47,6 +49,8 @@ def why_infeasible(
         f"Weights alone are {weights / 1e9:.1f} GB in {nearest.job.recipe.compute}; "
         f"parameters, gradients and optimizer state are {state_bytes / 1e9:.0f} GB together"
     )
+    if beside:
+        problem += f". Tried as well, and none fits: {'; '.join(beside)}"
     devices = -(-state_bytes // limit)
     enough = math.ceil(total / (1 - RESERVE) / 2**30 * 10) / 10
     remedy = (
@@ -80,8 +84,10 @@ def _weight_bytes(model: ModelGraph) -> int:
 
 
 def _label(table: CostTable) -> str:
-    again = " with recompute" if table.job.recompute else ""
-    return f"{table.mesh}, {counted(table.job.micro_batches, 'micro-batch')}{again}"
+    away = [word for word, on in (("activations", table.job.offload), ("optimizer", table.job.states_on_host)) if on]
+    told = [*(["recompute"] if table.job.recompute else []), *(f"{word} on the host" for word in away)]
+    more = f" with {' and '.join(told)}" if told else ""
+    return f"{table.mesh}, {counted(table.job.micro_batches, 'micro-batch')}{more}"
 
 
 def _state_bytes(table: CostTable) -> int:

@@ -12,6 +12,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,19 +22,18 @@ from hpsearch.errors import InfeasibleError, LegalityError
 from hpsearch.graph import ModelGraph
 from hpsearch.layout import Mesh
 from hpsearch.plan import Plan, Refusal
-from hpsearch.plan.stages import check_cut, even, split
+from hpsearch.plan.stages import check_cut, even
 from hpsearch.schedule import KINDS, make_schedule, refusal
 from hpsearch.search.assemble import Certificate, Found, plan_of
-from hpsearch.search.candidates import Branch, Entry, meshes, micro_batch_counts, recompute_sets, with_tiers
-from hpsearch.search.context import with_exchanges
+from hpsearch.search.candidates import Branch, Entry, branches_of
 from hpsearch.search.fix import Fix
-from hpsearch.search.hops import with_hops
 from hpsearch.search.job import job_of
 from hpsearch.search.memory import usable_bytes
 from hpsearch.search.pins import pinned
 from hpsearch.search.priced_pipeline import PricedPipeline, fill
 from hpsearch.search.spaces import Spaces
-from hpsearch.search.stage_prices import price_stage
+from hpsearch.search.stage_bound import Frame, Least
+from hpsearch.search.stage_prices import StagePrices, price_stages
 from hpsearch.solve import Row, solve
 
 SPACE = (
@@ -59,7 +59,10 @@ class PipelineSearch:
     deadline_s: float
     progress: Callable[[str, int, int], None] | None = None
     """(what is being looked at, candidates done, candidates known)."""
-    spaces: Spaces = field(init=False)
+    given_spaces: Spaces | None = None
+    """Of another search of the same model."""
+    prices: dict[tuple[CostTable, tuple[int, ...]], tuple[StagePrices, ...]] = field(default_factory=dict)
+    """Stages of a table and a cut."""
     refused: list[Refusal] = field(default_factory=list)
     lost: list[tuple[float, str, str]] = field(default_factory=list)
     considered: int = 0
@@ -68,8 +71,9 @@ class PipelineSearch:
     best: Found | None = None
     least_bytes: tuple[float, str] = (float("inf"), "")
 
-    def __post_init__(self) -> None:
-        self.spaces = Spaces(self.model)
+    @cached_property
+    def spaces(self) -> Spaces:
+        return self.given_spaces or Spaces(self.model)
 
     @property
     def kind(self) -> str:
@@ -103,7 +107,13 @@ class PipelineSearch:
         if self.best is None:
             raise self.why_not()
         certificate = Certificate(
-            bound_s, self.considered, self.solved, self.pruned, tuple(self.refused), tuple(self.lost)
+            bound_s,
+            self.considered,
+            self.solved,
+            self.pruned,
+            tuple(self.refused),
+            tuple(self.lost),
+            self.space_text(),
         )
         return plan_of(self.model, self.cluster, self.best, certificate, self.fix)
 
@@ -127,15 +137,9 @@ class PipelineSearch:
             raise why
 
     def branches(self) -> list[tuple[Branch, int]]:
-        devices = self.cluster.devices // self.fix.pp
-        found = []
-        for degrees in meshes(self.model, devices, self.fix):
-            for mesh in with_exchanges(with_tiers(Mesh.of(**degrees), self.cluster), self.model, self.fix):
-                for again in recompute_sets(self.model, self.fix):
-                    for m in micro_batch_counts(self.model, self.global_batch, mesh, self.fix):
-                        hops = with_hops(mesh, self.model, self.cluster, self.global_batch // m, self.fix)
-                        found.append((Branch(hops, again), m))
+        found = list(branches_of(self.model, self.cluster, self.global_batch, self.fix, self.fix.pp))
         if not found:
+            devices = self.cluster.devices // self.fix.pp
             check_batch(self.global_batch, self.fix.micro_batches or 1, Mesh.of(dp_shard=devices))
             pins = " ".join(f"{key}={value}" for key, value in self.fix.text.items())
             problem = f"expected a mesh of {devices} devices a stage with {pins}, but there is none"
@@ -180,27 +184,17 @@ class PipelineSearch:
 
     def cuts(self, table: CostTable) -> list[tuple[int, ...]]:
         """The pinned cut; or equal numbers of blocks, and equal seconds by each block's cheapest states."""
-        calls = [call for call in self.model.outer.calls if call.phase == "forward"]
         if self.fix.cut:
             return [self.fix.cut]
-        flat = even(len(calls), self.stages)
-        outer = self.model.outer.name
-        seconds, ends = dict.fromkeys(self.model.blocks, 0.0), [0.0, 0.0]
-        homes = _ends(self.model, flat)
-        for key, unary in zip(table.keys, table.problem.unary, strict=True):
-            node = table.space.nodes[key]
-            if key[0] != outer:
-                seconds[key[0]] += float(unary.min()) / node.count
-            elif node.kind == "op":
-                ends[homes.get(key[1], 0)] += float(unary.min())
-        return list(dict.fromkeys([flat, balanced([seconds[c.block] for c in calls], self.stages, ends)]))
+        return cuts_of(self.model, Least.of(table), table.job.recompute, self.stages, self.frame)
+
+    def frame(self, cut: tuple[int, ...]) -> Frame:
+        return Frame.of(self.spaces.stages(cut), cut)
 
     def solve(self, entry: Entry, cut: tuple[int, ...]) -> tuple[Found | None, float]:
         """The candidate's optimum within every rank's memory, as its schedule prices it; and its proven lower bound."""
         table, limit = entry.table, float(usable_bytes(self.cluster))
-        schedule = make_schedule(self.kind, self.fix.pp, self.virtual, table.job.micro_batches)
-        prices = tuple(price_stage(table, stage) for stage in split(self.model, cut))
-        priced = PricedPipeline(table, prices, schedule, self.kind, self.cluster)
+        priced = self.priced(table, cut)
         allowed = [limit] * self.fix.pp
         proven_s = entry.bound_s
         for attempt in range(TRIES):
@@ -221,10 +215,17 @@ class PipelineSearch:
             over = [sum(one.values()) - limit for one in filled]
             if max(over) <= 0:
                 label = f"{entry.label} cut={'+'.join(map(str, cut))}"
-                return priced.found(solution.choice, label, filled, self.space_text()), proven_s
+                return priced.found(solution.choice, label, filled), proven_s
             allowed = [a - max(0.0, o) for a, o in zip(allowed, over, strict=True)]
         self.refused.append(Refusal(candidate=entry.label, reason="does not fit in the memory of every pipeline rank"))
         return None, proven_s
+
+    def priced(self, table: CostTable, cut: tuple[int, ...]) -> PricedPipeline:
+        schedule = make_schedule(self.kind, self.fix.pp, self.virtual, table.job.micro_batches)
+        stages = self.spaces.stages(cut)
+        if (table, cut) not in self.prices:
+            self.prices[table, cut] = price_stages(table, stages)
+        return PricedPipeline(table, stages, self.prices[table, cut], schedule, self.kind, self.cluster)
 
     def space_text(self) -> str:
         cut = "as pinned" if self.fix.cut else "evenly or by seconds"
@@ -244,33 +245,36 @@ def least_of(row: Row) -> float:
     return sum(float(nbytes.min()) for nbytes in row.coefficients.values())
 
 
-def _ends(model: ModelGraph, cut: tuple[int, ...]) -> dict[str, int]:
-    """Step of the outer graph → 0 at the front of the model, 1 at its end."""
-    stages = split(model, cut)
-    found = {}
-    for stage in stages:
-        for op in stage.graph.outer.ops:
-            found[op.name] = int(2 * stage.index >= len(stages))
-    return found
+def cuts_of(
+    model: ModelGraph,
+    least: Least,
+    recompute: frozenset[str],
+    stages: int,
+    frame: Callable[[tuple[int, ...]], Frame | None],
+) -> list[tuple[int, ...]]:
+    """Equal numbers of blocks, and equal seconds by each block's cheapest states. `frame`: of a cut that there is."""
+    blocks = [call.block for call in model.outer.calls if call.phase == "forward"]
+    flat, ends = even(len(blocks), stages), [0.0, 0.0]
+    if (equal := frame(flat)) is not None:
+        for stage, ops in enumerate(equal.ops):
+            ends[2 * stage >= stages] += sum(least.outer.get(name, 0.0) for part in ops for name in part)
+    seconds = {block: sum(least.of_call(block, recompute)) for block in model.blocks}
+    return list(dict.fromkeys([flat, balanced([seconds[block] for block in blocks], stages, ends)]))
 
 
 def balanced(seconds: list[float], stages: int, ends: list[float]) -> tuple[int, ...]:
     """Blocks of each stage such that the longest is shortest; the first has `ends[0]` on top, the last `ends[1]`."""
     count = len(seconds)
     sums = np.concatenate([[0.0], np.cumsum(seconds)])
-    best = np.full((stages + 1, count + 1), np.inf)
-    came = np.zeros((stages + 1, count + 1), dtype=np.int64)
-    best[0, 0] = 0.0
+    spans = np.where(np.tri(count + 1, k=-1, dtype=bool), sums[:, None] - sums[None, :], np.inf)
+    best, came = np.where(np.arange(count + 1) > 0, np.inf, 0.0), []
     for stage in range(1, stages + 1):
         extra = (ends[0] if stage == 1 else 0.0) + (ends[1] if stage == stages else 0.0)
-        for stop in range(stage, count - (stages - stage) + 1):
-            for start in range(stage - 1, stop):
-                longest = max(best[stage - 1, start], float(sums[stop] - sums[start]) + extra)
-                if longest < best[stage, stop]:
-                    best[stage, stop], came[stage, stop] = longest, start
+        longest = np.maximum(best[None, :], spans + extra)
+        came.append(longest.argmin(axis=1))
+        best = longest.min(axis=1)
     cut, stop = [], count
-    for stage in range(stages, 0, -1):
-        start = int(came[stage, stop])
-        cut.append(stop - start)
-        stop = start
+    for starts in reversed(came):
+        cut.append(stop - int(starts[stop]))
+        stop = int(starts[stop])
     return tuple(reversed(cut))

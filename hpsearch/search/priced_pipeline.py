@@ -16,13 +16,13 @@ from hpsearch.cost.op_time import Floats
 from hpsearch.graph import ITEM_BYTES
 from hpsearch.plan.pipeline import stage_entry
 from hpsearch.plan.schema import PipelineEntry, StageEntry
+from hpsearch.plan.stages import Stage
 from hpsearch.schedule import Schedule
 from hpsearch.schedule.flow import rank_ends_s
 from hpsearch.search.assemble import Found, PipelineFound
 from hpsearch.search.in_flight import Kept, most_kept
 from hpsearch.search.memory import at_update
 from hpsearch.search.stage_prices import StagePrices
-from hpsearch.search.step_memory import within
 
 Times = tuple[float, float, float, float]
 
@@ -30,7 +30,9 @@ Times = tuple[float, float, float, float]
 @dataclass(frozen=True, eq=False)
 class PricedPipeline:
     whole: CostTable
+    places: tuple[Stage, ...]
     stages: tuple[StagePrices, ...]
+    """Of each place."""
     schedule: Schedule
     kind: str
     cluster: Cluster
@@ -85,10 +87,10 @@ class PricedPipeline:
         """Seconds once a step of adding up the gradients of parameters that other stages hold too."""
         total_s, prices = 0.0, self.stages[stage]
         table, states = prices.table, dict(zip(prices.table.keys, prices.choice(choice), strict=True))
-        for local in prices.stage.shared:
+        for local in self.places[stage].shared:
             key = (prices.stage.graph.outer.name, prices.stage.graph.outer.params[local])
             storage = table.storages[key][states[key]]
-            ranks = {self.schedule.placement[s.stage.index] for s in self.stages if local in s.stage.shared}
+            ranks = {self.schedule.placement[s.index] for s in self.places if local in s.shared}
             if storage.gradient is not None and len(ranks) > 1:
                 count = prod(storage.stored.local_shape(storage.shape, table.mesh.sizes))
                 nbytes = count * ITEM_BYTES[table.job.recipe.reduce]
@@ -97,7 +99,7 @@ class PricedPipeline:
                 total_s += self.cluster.collective("all_reduce", nbytes, len(ranks), apart).seconds
         return total_s
 
-    def found(self, choice: tuple[int, ...], label: str, filled: list[Counter[str]], space: str) -> Found:
+    def found(self, choice: tuple[int, ...], label: str, filled: list[Counter[str]]) -> Found:
         """The solved candidate with what the plan file says of it."""
         times = [prices.times_s(choice) for prices in self.stages]
         once = [t[3] + self.shared_s(choice, stage) for stage, t in enumerate(times)]
@@ -120,7 +122,7 @@ class PricedPipeline:
             stages=entries,
         )
         fullest = max(filled, key=lambda one: sum(one.values()))
-        pipeline = PipelineFound(entry, min(compute_s, step_s), dict(fullest), space)
+        pipeline = PipelineFound(entry, min(compute_s, step_s), dict(fullest))
         return Found(self.whole, choice, step_s, label, fullest["workspace"], pipeline)
 
     def _entry(self, stage: int, times: Times, once_s: float, hop_s: float, choice: tuple[int, ...]) -> StageEntry:
@@ -128,7 +130,7 @@ class PricedPipeline:
         alive = max(n for moment in moments for s, n, _ in moment if s == stage)
         pending = max(n for moment in moments for s, _, n in moment if s == stage)
         filled = fill_stage(self.stages[stage], choice, alive, pending)
-        return stage_entry(self.stages[stage].stage).model_copy(
+        return stage_entry(self.places[stage]).model_copy(
             update={
                 "forward_s": times[0],
                 "input_s": times[1],
@@ -142,7 +144,7 @@ class PricedPipeline:
 
 def fill_stage(prices: StagePrices, choice: Sequence[int], alive: int, pending: int) -> Counter[str]:
     """Bytes of a device by category while `alive` micro-batches of a stage are in flight."""
-    found = Counter(within(prices.table, prices.choice(choice)))
+    found = Counter(prices.alone(choice))
     stage = prices.stage
     ends = (*stage.takes, *stage.gives, *stage.takes_back, *stage.gives_back)
     others = (prices.resident, max(alive, 1) - 1), (prices.pending, pending)

@@ -1,88 +1,38 @@
-"""From a model's facts and a cluster to a plan with a proven bound.
+"""From a model's facts and a cluster to the fastest plan, with its bound.
 
-A *branch* is a mesh and a set of recomputed blocks; its candidates are micro-batch counts. Every op in its cheapest
-state, with all redistribution and all exposure left out, is a lower bound of a candidate. Candidates are taken best
-bound first and solved exactly until no bound is below the best plan found: then that plan is optimal over the space
-(`candidates.SPACE`) for this cost model, and the remaining candidates are pruned by proof.
+Plans on one mesh come first (`one_mesh`), then pipelines that could be faster than the best of them (`pipelines`), all
+by one judge: the integer program on prices of the program that will run, and the schedule on its stages' seconds.
+Sequences are cut where they are long, where rows are fewer than devices, or where nothing fits without; what waits on
+the host is looked at where nothing fits otherwise. The plan says which of these its bound covers.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from hpsearch.cluster import Cluster
-from hpsearch.cost import CostTable, build, check_batch, optimizer_states
-from hpsearch.errors import ClusterError, LegalityError
-from hpsearch.graph import ModelGraph, with_capacity
+from hpsearch.cost import check_batch, optimizer_states, recipe_of
+from hpsearch.errors import ClusterError, InfeasibleError, LegalityError
+from hpsearch.graph import ITEM_BYTES, ModelGraph, with_capacity
 from hpsearch.layout import Mesh
-from hpsearch.plan import Plan, Refusal
-from hpsearch.search.assemble import Certificate, Found, plan_of
-from hpsearch.search.candidates import (
-    Branch,
-    Entry,
-    meshes,
-    micro_batch_counts,
-    recompute_sets,
-    refused_meshes,
-    with_tiers,
-)
-from hpsearch.search.context import with_exchanges
-from hpsearch.search.fix import Fix, parse_fix
-from hpsearch.search.hops import with_hops
+from hpsearch.plan import Plan
+from hpsearch.search import pipelines
+from hpsearch.search.assemble import Certificate, plan_of
+from hpsearch.search.candidates import SPACE, meshes, refused_meshes
+from hpsearch.search.fix import OFFLOADED, Fix, parse_fix
 from hpsearch.search.infeasible import why_infeasible
-from hpsearch.search.job import job_of
 from hpsearch.search.memory import usable_bytes
-from hpsearch.search.pins import pinned
+from hpsearch.search.one_mesh import OneMesh, Progress
 from hpsearch.search.pipeline import PipelineSearch
 from hpsearch.search.spaces import Spaces
-from hpsearch.search.step_memory import fullest
-from hpsearch.search.workspace import peak, row
-from hpsearch.solve import Row, solve
+from hpsearch.search.tally import Tally
+from hpsearch.strategy import sequence_lengths
 
-TIGHTEST = 4
-"""Candidates that are looked at when nothing fits."""
-
-Progress = Callable[[str, int, int], None]
-"""(what is being looked at, candidates done, candidates known)."""
-
-
-UNLIMITED_S = 86_400.0
-"""What a solve may take when the user set no limit: a plan must not depend on how busy the machine is."""
-
-
-@dataclass
-class _Search:
-    """State of one search; lives for one call."""
-
-    model: ModelGraph
-    cluster: Cluster
-    global_batch: int
-    optimizer: str
-    fix: Fix
-    progress: Progress | None
-    deadline_s: float
-    spaces: Spaces = field(init=False)
-    refused: list[Refusal] = field(default_factory=list)
-    lost: list[tuple[float, str, str]] = field(default_factory=list)
-    considered: int = 0
-    solved: int = 0
-    pruned: int = 0
-    unseen: int = 0
-    """Candidates that the time limit left unpriced."""
-    best: Found | None = None
-    tightest: list[tuple[float, int, CostTable]] = field(default_factory=list)
-    """The candidates whose parts need least memory (bytes, order, table), for the message when nothing fits."""
-
-    def __post_init__(self) -> None:
-        self.spaces = Spaces(self.model)
-
-    def table(self, branch: Branch, micro_batches: int) -> CostTable:
-        job = job_of(self.model, self.global_batch, micro_batches, self.optimizer, branch.recompute, self.fix)
-        space = self.spaces.on(branch.mesh)
-        return pinned(build(space, self.cluster, branch.mesh, job, float(usable_bytes(self.cluster))), self.fix)
+LONG = 32_768
+"""Positions from which on sequences are cut, whether or not they fit without."""
 
 
 def search(
@@ -113,141 +63,142 @@ def search(
     deadline_s = time.monotonic() + time_limit_s if time_limit_s is not None else float("inf")
     if pins.pp > 1:
         return PipelineSearch(graph, cluster, global_batch, optimizer, pins, deadline_s, progress).run()
-    state = _Search(graph, cluster, global_batch, optimizer, pins, progress, deadline_s)
-    queue = _bounds(state, _candidates(state))
-    bound_s = _best_first(state, queue)
-    if state.best is None:
-        raise why_infeasible(
-            graph,
-            cluster,
-            [t for _, _, t in state.tightest],
-            state.fix,
-            state.refused,
-            lambda: _fits_without_pins(state),
+    return _Search(graph, cluster, global_batch, optimizer, pins, deadline_s, progress).run()
+
+
+@dataclass
+class _Search:
+    """State of one search; lives for one call."""
+
+    model: ModelGraph
+    cluster: Cluster
+    global_batch: int
+    optimizer: str
+    pins: Fix
+    deadline_s: float
+    progress: Progress | None
+    tally: Tally = field(default_factory=Tally)
+    spaces: Spaces = field(init=False)
+    bound_s: float = float("inf")
+    """Over all that was looked at."""
+    looked_at: list[str] = field(default_factory=list)
+    """In words, for the certificate."""
+    beside: list[str] = field(default_factory=list)
+    """What of it is not one mesh with all on the device, shorter, for the error."""
+
+    def __post_init__(self) -> None:
+        self.spaces = Spaces(self.model)
+
+    def run(self) -> Plan:
+        tally, pins = self.tally, self.pins
+        tally.refused += refused_meshes(self.model, self.cluster.devices, self.global_batch, pins)
+        self.look_at(pins)
+        self.looked_at.append(SPACE)
+        if self.has_pipelines:
+            self.looked_at.append(pipelines.SPACE)
+            self.beside.append("pipelines")
+        cut = self.with_cut_sequences()
+        if cut and (self.is_long or tally.best is None):
+            for one in cut:
+                self.look_at_variant(one)
+            degrees = ", ".join(str(one.degrees["cp"]) for one in cut)
+            self.looked_at.append(f"the same with sequences cut over cp of {degrees}")
+            self.beside.append(f"sequences cut over cp of {degrees}")
+        if tally.best is None and pins.offload is None:
+            self.look_at_offloaded([pins, *cut])
+        if tally.best is None:
+            raise self.why_none()
+        counts = min(self.bound_s, tally.best_s), tally.considered, tally.solved, tally.pruned
+        certificate = Certificate(*counts, tuple(tally.refused), tuple(tally.lost), "; ".join(self.looked_at))
+        return plan_of(self.model, self.cluster, tally.best, certificate, pins)
+
+    @property
+    def has_pipelines(self) -> bool:
+        return "pp" not in self.pins.text and self.cluster.devices > 1
+
+    @property
+    def is_long(self) -> bool:
+        """Whether cut sequences may pay where all fits without."""
+        longest = max(sequence_lengths(self.model), default=0)
+        return longest >= LONG or self.global_batch < self.cluster.devices
+
+    def look_at(self, fix: Fix) -> None:
+        """Plans on one mesh and, where none is pinned, pipelines."""
+        job = self.model, self.cluster, self.global_batch, self.optimizer, fix, self.deadline_s, self.tally, self.spaces
+        self.bound_s = min(self.bound_s, OneMesh(*job, self.progress).run())
+        if self.has_pipelines and self.has_room(fix):
+            self.bound_s = min(self.bound_s, pipelines.Pipelines(*job, self.progress).run())
+
+    def with_cut_sequences(self) -> list[Fix]:
+        """The pins with each degree of cp that devices and sequences have; none where cp is pinned, or a capacity,
+        which is counted in whole sequences."""
+        longest, devices = max(sequence_lengths(self.model), default=0), self.cluster.devices
+        if "cp" in self.pins.degrees or not longest or self.pins.capacity:
+            return []
+        degrees = [n for n in range(2, devices + 1) if devices % n == 0 and longest % n == 0]
+        return [replace(self.pins, degrees=self.pins.degrees | {"cp": n}) for n in degrees]
+
+    def look_at_variant(self, fix: Fix) -> None:
+        """The same with cp or offload; positions that cannot be apart, or pins that leave no ranks, are refusals."""
+        if not self.has_room(fix):
+            return
+        try:
+            self.look_at(fix)
+        except LegalityError as error:
+            self.tally.refuse(f"cp={fix.degrees.get('cp', 1)} offload={fix.offload or 'none'}", error.problem)
+
+    def has_room(self, fix: Fix) -> bool:
+        """Whether parameters and optimizer states, each stored once, would fit in all devices together."""
+        states = 0 if fix.offloads("optimizer") else optimizer_states(self.optimizer)
+        each = ITEM_BYTES[recipe_of(self.model.recipe).master]
+        total = sum(prod(p.shape) * each * (1 + states * p.trainable) for p in self.model.params.values())
+        return total <= usable_bytes(self.cluster) * self.cluster.devices
+
+    def look_at_offloaded(self, fixes: list[Fix]) -> None:
+        """What waits in host memory: the least that lets something fit."""
+        if self.cluster.device.host_bytes_per_s is None:
+            self.tally.refuse("offload", f"{self.cluster.name} states no bandwidth to host memory")
+            return
+        for away in OFFLOADED[1:]:
+            for fix in fixes:
+                self.look_at_variant(replace(fix, offload=away))
+            words = f"{away.replace('+', ' and ')} in host memory"
+            self.looked_at.append(f"the same with {words}")
+            self.beside.append(words)
+            if self.tally.best is not None:
+                return
+
+    def why_none(self) -> InfeasibleError:
+        """The error to raise when nothing fits; LegalityError if no mesh takes the pins, or none the batch."""
+        tally = self.tally
+        if not tally.considered:
+            self.check_legal()
+        return why_infeasible(
+            self.model,
+            self.cluster,
+            tally.tightest,
+            self.pins,
+            tally.refused,
+            self.beside,
+            self.fits_without_pins,
         )
-    certificate = Certificate(
-        bound_s, state.considered, state.solved, state.pruned, tuple(state.refused), tuple(state.lost)
-    )
-    return plan_of(graph, cluster, state.best, certificate, state.fix)
 
+    def fits_without_pins(self) -> bool:
+        """Whether anything fits when nothing is pinned."""
+        try:
+            search(self.model, self.cluster, global_batch=self.global_batch, optimizer=self.optimizer)
+        except InfeasibleError:
+            return False
+        return True
 
-def _fits_without_pins(state: _Search) -> bool:
-    """Whether any candidate fits when nothing is pinned."""
-    free = _Search(state.model, state.cluster, state.global_batch, state.optimizer, Fix(), None, float("inf"))
-    queue = _bounds(free, _candidates(free))
-    while queue and free.best is None:
-        found, _ = _solve(free, heapq.heappop(queue))
-        free.best = found
-    return free.best is not None
-
-
-def _candidates(state: _Search) -> list[tuple[Branch, int]]:
-    branches = []
-    for degrees in meshes(state.model, state.cluster.devices, state.fix):
-        for mesh in with_exchanges(with_tiers(Mesh.of(**degrees), state.cluster), state.model, state.fix):
-            branches += [Branch(mesh, again) for again in recompute_sets(state.model, state.fix)]
-    found = []
-    for b in branches:
-        for m in micro_batch_counts(state.model, state.global_batch, b.mesh, state.fix):
-            mesh = with_hops(b.mesh, state.model, state.cluster, state.global_batch // m, state.fix)
-            found.append((Branch(mesh, b.recompute), m))
-    state.refused += refused_meshes(state.model, state.cluster.devices, state.global_batch, state.fix)
-    if not branches:
-        pins = " ".join(f"{k}={v}" for k, v in state.fix.text.items())
-        raise LegalityError(
-            f"{state.cluster.devices} devices",
-            f"expected a mesh of at most two axes with {pins or 'legal degrees'}, but there is none",
-            "Loosen --fix, or choose another number of devices.",
-        )
-    if not found:
-        smallest = min(branches, key=lambda b: b.mesh.num_data_ranks).mesh
-        check_batch(state.global_batch, state.fix.micro_batches or 1, smallest)
-    return found
-
-
-def _bounds(state: _Search, candidates: list[tuple[Branch, int]]) -> list[Entry]:
-    """Every candidate that its parts' least memory allows, with its lower bound, as a heap."""
-    queue: list[Entry] = []
-    for order, (branch, count) in enumerate(candidates):
-        label = branch.label(count)
-        if state.progress:
-            state.progress(label, order, len(candidates))
-        if time.monotonic() > state.deadline_s and queue:
-            state.unseen += 1
-            state.refused.append(Refusal(candidate=label, reason="not looked at: the time limit was reached"))
-            continue
-        state.considered += 1
-        table = state.table(branch, count)
-        needed = table.least_parts_bytes
-        state.tightest = sorted([*state.tightest, (needed, order, table)], key=lambda t: t[:2])[:TIGHTEST]
-        bound_s = table.least_parts_s
-        if bound_s == float("inf"):
-            state.refused.append(Refusal(candidate=label, reason="no layout satisfies the pins"))
-            continue
-        if needed > usable_bytes(state.cluster):
-            limit = usable_bytes(state.cluster)
-            reason = f"needs at least {needed / 1e9:.1f} GB a device, {limit / 1e9:.1f} GB are there"
-            state.refused.append(Refusal(candidate=label, reason=reason))
-            continue
-        heapq.heappush(queue, Entry(bound_s, order, table, label))
-    return queue
-
-
-def _best_first(state: _Search, queue: list[Entry]) -> float:
-    """Solves candidates until none can beat the best; returns the lower bound over all of them."""
-    bound_s = float("inf")
-    while queue:
-        entry = heapq.heappop(queue)
-        best_s = state.best.objective_s if state.best else float("inf")
-        if entry.bound_s >= best_s or (time.monotonic() > state.deadline_s and state.best):
-            bound_s = min(bound_s, entry.bound_s)
-            state.pruned = len(queue) + 1
-            state.lost += sorted((e.bound_s, e.label, "at least ") for e in [entry, *queue])[:3]
-            break
-        found, proven_s = _solve(state, entry)
-        bound_s = min(bound_s, proven_s)
-        if found is None:
-            continue
-        if found.objective_s < best_s:
-            state.best, found = found, state.best
-        if found is not None:
-            state.lost.append((found.objective_s, found.label, ""))
-    if state.unseen:  # nothing is known of a candidate that was not looked at, so nothing is proven
-        return 0.0
-    return min(bound_s, state.best.objective_s) if state.best else bound_s
-
-
-def _solve(state: _Search, entry: Entry) -> tuple[Found | None, float]:
-    """The candidate's optimum within memory, and its proven lower bound.
-
-    Memory at the moment of the largest workspace becomes a row of its own when the optimum does not fit there. Copies
-    made for a redistribution are not in that row; where only they break the limit, it is tightened, and the gap to the
-    last untightened bound tells what that may have cost.
-    """
-    state.solved += 1
-    limit = float(usable_bytes(state.cluster))
-    best_s = state.best.objective_s if state.best else float("inf")
-    rows: dict[str, Row] = {}
-    proven_s, tightened, allowed = entry.bound_s, False, limit
-    for _ in range(12):
-        limited = [replace(r, limit=allowed) for r in rows.values()]
-        problem = replace(entry.table.problem, rows=(*entry.table.problem.rows, *limited))
-        left_s = max(0.1, min(UNLIMITED_S, state.deadline_s - time.monotonic()))
-        solution = solve(problem, upper_bound=best_s, time_limit_s=left_s)
-        if not tightened:
-            proven_s = max(proven_s, solution.bound)
-        if solution.choice is None:
-            if solution.status == "stopped":
-                state.refused.append(Refusal(candidate=entry.label, reason="not settled: the time limit was reached"))
-            elif solution.status != "cut off":
-                state.refused.append(Refusal(candidate=entry.label, reason="does not fit in memory"))
-            return None, proven_s
-        workspace, moment = peak(entry.table, solution.choice)
-        if sum(fullest(entry.table, solution.choice).values()) <= limit:
-            return Found(entry.table, solution.choice, solution.objective, entry.label, workspace), proven_s
-        added = row(entry.table, moment, limit)
-        if added.name in rows:
-            tightened, allowed = True, allowed - 0.02 * limit
-        rows[added.name] = added
-    state.refused.append(Refusal(candidate=entry.label, reason="its workspace does not fit beside what backward keeps"))
-    return None, proven_s
+    def check_legal(self) -> None:
+        every = (Mesh.of(**degrees) for degrees in meshes(self.model, self.cluster.devices, self.pins))
+        smallest = min(every, key=lambda mesh: mesh.num_data_ranks, default=None)
+        if smallest is None:
+            pins = " ".join(f"{k}={v}" for k, v in self.pins.text.items())
+            raise LegalityError(
+                f"{self.cluster.devices} devices",
+                f"expected a mesh of at most two axes with {pins or 'legal degrees'}, but there is none",
+                "Loosen --fix, or choose another number of devices.",
+            )
+        check_batch(self.global_batch, self.pins.micro_batches or 1, smallest)

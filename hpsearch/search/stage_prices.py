@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from hpsearch.cost.op_time import Floats, local_elements
 from hpsearch.cost.saved import saved_bytes, staged_bytes
 from hpsearch.graph import ITEM_BYTES, Call, ModelGraph, OpGraph
 from hpsearch.plan.stages import Stage
+from hpsearch.search.step_memory import within
 from hpsearch.strategy import Node, SearchSpace, enumerate_space
 from hpsearch.strategy.search_space import NodeKey
 
@@ -28,6 +29,7 @@ Bytes = dict[int, Floats]
 @dataclass(frozen=True, eq=False)
 class StagePrices:
     stage: Stage
+    """The one that was priced: of stages that are alike, the first."""
     table: CostTable
     """Of the stage alone."""
     nodes: tuple[int, ...]
@@ -40,6 +42,15 @@ class StagePrices:
     pending: Bytes
     """What it keeps on top between the two halves of its backward."""
 
+    seen: dict[tuple[int, ...], dict[str, int]] = field(default_factory=dict)
+
+    def alone(self, whole: Sequence[int]) -> dict[str, int]:
+        """Bytes a device by category, with one micro-batch in flight."""
+        choice = self.choice(whole)
+        if choice not in self.seen:
+            self.seen[choice] = within(self.table, choice)
+        return self.seen[choice]
+
     def choice(self, whole: Sequence[int]) -> tuple[int, ...]:
         return tuple(whole[n] for n in self.nodes)
 
@@ -51,7 +62,7 @@ class StagePrices:
         table, choice = self.table, self.choice(whole)
         job = table.job
         parts, update_s = [0.0, 0.0, 0.0], 0.0
-        weight = {g.name: _weight_ops(g, self.stage) for g, _ in table.space.model.pieces()}
+        weight = {g.name: weight_ops(g, self.stage) for g, _ in table.space.model.pieces()}
         for key, state in zip(table.keys, choice, strict=True):
             node = table.space.nodes[key]
             if node.kind == "param":
@@ -88,6 +99,39 @@ class StagePrices:
         sizes = _by_maker(self.table, values)
         states = dict(zip(self.table.keys, self.choice(whole), strict=True))
         return sum(float(nbytes[states[key]]) for key, nbytes in sizes.items())
+
+
+def price_stages(whole: CostTable, stages: Sequence[Stage]) -> tuple[StagePrices, ...]:
+    """Each as `price_stage` says; those that are alike are priced once."""
+    found: dict[object, StagePrices] = {}
+    alike = [likeness(whole.space.model, stage) for stage in stages]
+    for key, stage in zip(alike, stages, strict=True):
+        if key not in found:
+            found[key] = price_stage(whole, stage)
+    return tuple(found[key] for key in alike)
+
+
+def likeness(model: ModelGraph, stage: Stage) -> object:
+    """Equal for stages that are the same but for the names of what passes between calls: their prices are equal, and so
+    is the node of the whole model that each of theirs stands for."""
+    outer, numbers = stage.graph.outer, dict[str, str]()
+    passing = [*stage.takes, *stage.takes_back]
+    passing += [value for step in outer.steps if isinstance(step, Call) for value in step.outputs]
+    for value in passing:
+        numbers.setdefault(value, f"#{len(numbers)}")
+
+    def told(values: Iterable[str]) -> tuple[str, ...]:
+        return tuple(numbers.get(value, value) for value in values)
+
+    steps = tuple(
+        (step.block if isinstance(step, Call) else step.name, step.phase, told(step.inputs), told(step.outputs))
+        for step in outer.steps
+    )
+    arrived = tuple(maker(model, value) for value in (*stage.takes, *stage.takes_back))
+    passed = tuple(map(told, (stage.takes, stage.gives, stage.takes_back, stage.gives_back, stage.leaves)))
+    views = tuple(told(pair) for pair in outer.aliases.items())
+    ends = tuple(outer.param_grads.items()), tuple(outer.buffers), stage.loss, stage.shared
+    return steps, arrived, passed, views, ends
 
 
 def price_stage(whole: CostTable, stage: Stage) -> StagePrices:
@@ -134,11 +178,10 @@ def _stage_space(whole: SearchSpace, stage: Stage) -> SearchSpace:
     return replace(space, nodes=nodes)
 
 
-def _weight_ops(graph: OpGraph, stage: Stage) -> set[str]:
-    """Backward ops that no gradient of an input needs: those of the weight part."""
-    outer = graph.name == stage.graph.outer.name
+def weight_ops(graph: OpGraph, stage: Stage | None = None) -> set[str]:
+    """Backward ops that no gradient of an input needs: those of the weight part. `stage`: of an outer graph."""
     ends = {v for v in graph.input_grads if v is not None}
-    if outer:
+    if stage is not None and graph.name == stage.graph.outer.name:
         ends = set(stage.gives_back)
         ends |= {v for call in graph.calls if call.phase == "backward" for v in call.inputs}
     found = set()
@@ -181,7 +224,7 @@ def _arrays(found: dict[NodeKey, Floats | float]) -> dict[NodeKey, Floats]:
 
 def _handed(table: CostTable, graph: OpGraph, stage: Stage) -> dict[NodeKey, Floats]:
     """Bytes that the input part of one backward hands to its weight part, beside what forward saved."""
-    weight = _weight_ops(graph, stage)
+    weight = weight_ops(graph, stage)
     made = {out for step in graph.steps if step.phase == "backward" for out in step.outputs}
     own = {out for op in graph.ops if op.name in weight for out in op.outputs}
     names = {v for op in graph.ops if op.name in weight for v in op.inputs} | {

@@ -15,8 +15,10 @@ from hpsearch.search import search
 from hpsearch.search.candidates import Branch, meshes, micro_batch_counts, recompute_sets
 from hpsearch.search.fix import Fix, parse_fix
 from hpsearch.search.memory import usable_bytes
-from hpsearch.search.search import _Search
+from hpsearch.search.one_mesh import OneMesh
+from hpsearch.search.spaces import Spaces
 from hpsearch.search.step_memory import fullest
+from hpsearch.search.tally import Tally
 from hpsearch.solve import solve
 from tests.search.toy import toy_cluster, toy_model
 
@@ -24,7 +26,7 @@ from tests.search.toy import toy_cluster, toy_model
 def every_candidate(memory_bytes: int, global_batch: int) -> dict[str, float]:
     """Optimum of each candidate by itself, where it fits; nothing is pruned."""
     model, cluster = toy_model(), toy_cluster(memory_bytes=memory_bytes)
-    state = _Search(model, cluster, global_batch, "adamw", Fix(), None, float("inf"))
+    state = OneMesh(model, cluster, global_batch, "adamw", Fix(), float("inf"), Tally(), Spaces(model))
     found = {}
     for degrees in meshes(model, cluster.devices, Fix()):
         for recompute in recompute_sets(model, Fix()):
@@ -101,8 +103,8 @@ def test_an_indivisible_batch_is_refused_with_the_identity() -> None:
         ({"tp": "x"}, "expected a whole number"),
         (
             {"speed": 1},
-            "expected one of dp_replicate, dp_shard, ep, cp, tp, cp_kind, ep_kind, pp, vpp, schedule, cut, "
-            "micro_batches, recompute, offload",
+            "expected one of dp_replicate, dp_shard, ep, cp, tp, cp_kind, ep_kind, ep_over, capacity, pp, vpp, "
+            "schedule, cut, micro_batches, recompute, offload",
         ),
         ({"recompute": "some"}, "expected none or full"),
     ],
