@@ -117,7 +117,7 @@ def _measure(output: Path, quick: bool, sizes: tuple[int, ...], most_spread: flo
     """This rank's part; rank 0 writes, and speaks for all."""
     began = time.monotonic()
     from hpsearch.measure.points import FULL, QUICK
-    from hpsearch.measure.profile import WARN_SPREAD, finish
+    from hpsearch.measure.profile import WARN_SPREAD, finish, unmeasured
     from hpsearch.measure.session import end, measure_here, progress
     from hpsearch.run.launch import together
 
@@ -135,6 +135,9 @@ def _measure(output: Path, quick: bool, sizes: tuple[int, ...], most_spread: flo
         said = f"Written to {output} in {seconds(time.monotonic() - began)}. Repeats differ by {repeated.median:.1%} "
         said += f"in the median ({', '.join(f'{kind} {spread:.0%}' for kind, spread in repeated.by_kind.items())})."
         show(Text(said))
+        short = unmeasured(found[0]).get("out of memory", []) if found else []
+        if short:
+            show(Text(f"Without a price, for they ran out of memory: {', '.join(short)}."))
         if repeated.median > WARN_SPREAD:
             show(Text(f"That is more than {WARN_SPREAD:.0%}: was the machine busy?"), stderr=True)
     end()

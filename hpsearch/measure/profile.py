@@ -48,12 +48,13 @@ def finish(
     effort: Effort = EFFORTS[samples.header["effort"]]
     repeated = repeats(samples)
     found = fits(samples)
-    fit = {
+    fit: dict[str, Any] = {
         "lines": found["lines"],
         "tiers": [{"domains": p.domains, "factor": p.factor} for p in partitions(samples)],
         "contention": contention(samples),
         "repeatability": {"median": repeated.median, "by_kind": repeated.by_kind, "worst": dict(repeated.worst)},
     }
+    fit["not_measured"] = unmeasured(samples)
     _write_json(folder / "environment.json", samples.header | environment)
     _write_json(folder / "fit.json", fit)
     _write_json(folder / "residuals.json", found["residuals"])
@@ -79,6 +80,15 @@ def finish(
     read(text, f"the profile in {folder}")
     atomic_write(folder / FILE_NAME, text.encode())
     return repeated
+
+
+def unmeasured(samples: Samples) -> dict[str, list[str]]:
+    """Why → the points without a price, in the order they were tried in."""
+    found: dict[str, list[str]] = {"out of memory": [], "curve too slow": []}
+    for (pass_index, key), sample in sorted(samples.found.items(), key=lambda item: item[0][0]):
+        if pass_index == 0 and not sample.seconds:
+            found["out of memory" if sample.is_short_of_memory else "curve too slow"].append(key)
+    return {why: keys for why, keys in found.items() if keys}
 
 
 def _write_json(path: Path, content: Any) -> None:

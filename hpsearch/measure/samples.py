@@ -18,6 +18,7 @@ from hpsearch.files import atomic_write
 
 FILE_NAME = "samples.jsonl"
 SCHEMA = "hpsearch.samples/1"
+OUT_OF_MEMORY = "out_of_memory"
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,16 @@ class Sample:
     pass_index: int
     key: str
     seconds: tuple[float, ...]
-    """Of each round, on the slowest rank; empty where the point was left out because its curve had become too slow."""
+    """Of each round, on the slowest rank; empty where the point was left out: its curve had become too slow, or a rank
+    has too little memory for it (`more` says so)."""
     more: dict[str, Any] = field(default_factory=dict)
     """What some kinds add: `pairs`, [first, second, seconds] of each pair; `shares` of overlap and contention; `wall_s`
-    where `seconds` are CPU seconds, or at most; `compute_s` of a chain, the compute of a round alone. And
-    `at_s`, seconds since the profile was started."""
+    where `seconds` are CPU seconds, or at most; `compute_s` of a chain, the compute of a round alone; `out_of_memory`
+    where a rank had too little. And `at_s`, seconds since the profile was started."""
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        return bool(self.more.get(OUT_OF_MEMORY))
 
     @property
     def best_s(self) -> float:

@@ -20,7 +20,7 @@ from hpsearch.measure.kernels import SHORT_ROUNDS, Bench, Call, call_of, message
 from hpsearch.measure.launch import PRICED, blocks, cold_cpu_s
 from hpsearch.measure.local import memory_bytes
 from hpsearch.measure.points import COLLECTIVES, COMPUTE, Effort, Place, Point, points
-from hpsearch.measure.samples import Sample, Samples
+from hpsearch.measure.samples import OUT_OF_MEMORY, Sample, Samples
 from hpsearch.run.launch import is_first, local_device, start, together
 
 AGREES = 0.1
@@ -114,13 +114,44 @@ def _sample(bench: Bench, work: Work, before: list[Work], done: dict[tuple[int, 
     if point.kind == "chain":
         rounds, compute_s = chained(bench, point)
         return Sample(work.pass_index, point.key, tuple(rounds), {"compute_s": compute_s})
-    call = call_of(bench, point)
+    call = _affordable(bench, point)
+    if call is None:
+        return Sample(work.pass_index, point.key, (), {OUT_OF_MEMORY: True})
     if bench.on_cpu and point.kind in COMPUTE:
         seconds, wall = bench.cpu_rounds_s(call)
         return Sample(work.pass_index, point.key, tuple(seconds), {"wall_s": wall})
     if point.kind in COLLECTIVES:
         return _collective_sample(bench, work, call)
     return Sample(work.pass_index, point.key, tuple(bench.rounds_s(call, key=point.key)))
+
+
+def _affordable(bench: Bench, point: Point) -> Call | None:
+    """The point's call, made, and called where it is this rank's alone; None on every rank if one lacks the memory.
+
+    Such a point has no price, nor have larger ones of its curve; the profile goes on.
+    """
+    call, lacks = None, False
+    try:
+        call = call_of(bench, point)
+        if point.kind not in COLLECTIVES:
+            call()
+        bench.wait()
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        lacks = True
+    if bench.slowest([float(lacks)])[0] == 0.0:
+        return call
+    del call
+    if not bench.on_cpu:
+        torch.accelerator.memory.empty_cache()
+    return None
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an allocator says no: an accelerator's, the CPU's (a plain RuntimeError), or Python's."""
+    refused = ("can't allocate memory", "out of memory")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in refused)
 
 
 def _collective_sample(bench: Bench, work: Work, call: Call) -> Sample:

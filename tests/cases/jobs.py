@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,27 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 from torch.nn import functional as F
 
 import hpsearch
+from hpsearch.measure import points, profile
+from hpsearch.measure.session import measure_here
 from hpsearch.plan import Plan
 from hpsearch.run import ParallelModule
 from hpsearch.run.gradients import clip, global_norm
 from tests.cases.plans import slow_devices
+
+
+def short_of_memory(folder: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """A profile with a matmul that is too large for the last rank: what has no price, and what has."""
+    points.MATMUL_SHAPES = ((64, 64),)
+    effort = points.Effort("quick", (512,), (4096,), (16, 2**20), 1.0, 0.001, 0.001, 1, 1, 0, 0.0)
+    profile.EFFORTS["quick"] = effort
+    if dist.get_rank() == dist.get_world_size() - 1:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, resource.RLIM_INFINITY))
+    found = measure_here(folder, effort)
+    if found is None:
+        return {}, []
+    profile.finish(folder, *found, most_spread=1e6)
+    return profile.unmeasured(found[0]), [sample.key for sample in found[0].found.values() if sample.seconds]
 
 
 def norms() -> dict[str, float]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from hpsearch.cluster import Cluster
 from hpsearch.estimate import LatentAttention, Memory, ModelShape, ParallelLayout, estimate, memory
 from hpsearch.estimate.logits import logit_bytes
 from hpsearch.estimate.memory import REMEDIES, adapter_params, rank_memory
@@ -19,11 +22,12 @@ from hpsearch.estimate.work import attention, head, moe
 from hpsearch.layout import Placement
 from hpsearch.plan import Plan
 from hpsearch.search.memory import RESERVE, usable_bytes
-from tests.cases import configs
+from tests.cases import configs, jobs
 from tests.cases.parity import generator, planned
 from tests.cases.plans import graph_of, h100, search
 from tests.end_to_end.experts import deepseek_v3
 from tests.end_to_end.models import OTHERS, Case
+from tests.end_to_end.ranks import RankPool
 from tests.end_to_end.slow import slow_devices
 from tests.search.memory_truth import made, measured, planned_on
 
@@ -163,6 +167,19 @@ def test_mem_10_no_replicated_embedding_output() -> None:
                     seen += 1
     assert seen
     assert plan.file.predicted.peak_bytes <= usable_bytes(h100(64))
+
+
+@pytest.mark.dist
+def test_mem_11_a_point_too_large_to_measure_has_no_price(ranks: RankPool, tmp_path: Path) -> None:
+    """One rank of two lacks the memory; both leave the point out, measure the others, and the profile lists it."""
+    (without, priced), _ = ranks.run(f"{jobs.__name__}:short_of_memory", ranks=2, folder=tmp_path)
+    large = f"{2**20}x64x64"
+    assert without == {"out of memory": [f"matmul {large} {dtype}" for dtype in ("float32", "bfloat16")]}
+    assert {f"matmul 16x64x64 {dtype}" for dtype in ("float32", "bfloat16")} < set(priced)
+    assert {"launch", "overlap", "all_reduce 2x1 512B"} < set(priced)
+    assert json.loads((tmp_path / "fit.json").read_text())["not_measured"] == without
+    cluster = Cluster.load(tmp_path, devices=2)
+    assert cluster.device.peak
 
 
 def test_mem_13_a_reserve_is_kept_and_shown() -> None:
