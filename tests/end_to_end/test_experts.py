@@ -42,9 +42,11 @@ def plan(family: str, recipe: str, name: str) -> Plan:
 
 ALWAYS = ("gpt_oss_skewed", "ep-2", "fp64")
 """What every test run takes, beside test_expert_hops.py (four ranks): products with biases, an expert of all tokens
-and one of none. Of the others these were run by hand on 2026-12-01, gradients within 5.8e-14 (fp64): Mixtral under all
-eight plans; every family, even or skewed, under ep-4, ep-2 x tp-2 and ep-2 x fsdp-2; all but DeepSeek's skewed, even
-and skewed, under pp-2 x ep-2. Twenty steps: Mixtral and DeepSeek, skewed."""
+and one of none. What of the others was run, and the largest errors: tests/benchmarks/results/experts.md."""
+ROUNDED = 5e-5
+"""Skewed models look at one large feature, so gradients of queries and keys are what is left of larger numbers: in fp32
+the plain model's are 1e-5 to 2.6e-5 from its own in fp64, and those under tp, which adds them up in another order, up
+to 2.9e-5 from it (in fp64 5.8e-14)."""
 
 
 def matrix() -> Iterator[Any]:
@@ -81,9 +83,12 @@ def test_experts_parity(
     )
     if made.pipeline_ranks == 1:
         assert all(result == results[0] for result in results), "every rank sees the same tensors"
-    worst = {what: max(result[what] for result in results) for what in LIMITS[recipe]}
+    limits = LIMITS[recipe]
+    if recipe == "fp32" and family.endswith("_skewed"):
+        limits = {**limits, "gradient": ROUNDED}
+    worst = {what: max(result[what] for result in results) for what in limits}
     table.append((family, name, recipe, worst))
-    for what, limit in LIMITS[recipe].items():
+    for what, limit in limits.items():
         assert worst[what] <= limit, f"{what} of {family} under {made}"
 
 
