@@ -163,3 +163,21 @@ def test_capacity_parity(
     table.append((f"{family} {factor}", name, recipe, worst))
     for what, limit in LIMITS[recipe].items():
         assert worst[what] <= limit, f"{what} of {family} under {made}"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+@pytest.mark.dist
+def test_compiled_regions_are_whole(ranks: RankPool) -> None:
+    """Nothing is left out of what Inductor compiles, exchanges among it, since no size depends on the data."""
+    made = search(
+        graph("mixtral", "fp32"), slow_devices(2), global_batch=ROWS, fix={"ep": 2, "capacity": "1.25"}
+    )  # fmt: skip
+    work = f"{experts.__name__}:{experts.compiled.__name__}"
+    told: dict[str, Any] = {"ranks": 2, "timeout_s": 400, "family": "mixtral", "plan": made.content}
+    losses, gradients, seconds = ranks.run(work, **told, inductor=True)[0]
+    plain_losses, plain, _ = ranks.run(work, **told, inductor=False)[0]
+    assert any("MixtralDecoderLayer" in name for name in seconds)
+    assert losses == pytest.approx(plain_losses, rel=1e-5)
+    for name, value in plain.items():
+        assert (gradients[name] - value).abs().max() <= 1e-4 * value.abs().max(), name
