@@ -147,8 +147,9 @@ class _Search:
                     chosen.setdefault((slot.tp, number, row[0]), i)
                 if len(chosen) >= SEEDS:
                     break
-            for several in (slice(0, AT_ONCE), slice(AT_ONCE, SEEDS)):
-                yield from self._tried_first(some.of(list(chosen.values())[several]), goes_on)
+            usual = sorted(chosen, key=lambda one: one[2] > DEEP)
+            for several in (usual[:AT_ONCE], usual[AT_ONCE:]):
+                yield from self._tried_first(some.of([chosen[one] for one in several]), goes_on)
                 if self.tried:
                     yield from self._tried_first(self._alike(list(firsts.values())), goes_on)
                     return
@@ -364,6 +365,8 @@ TIES = 4
 """Simpler layouts solved in the end."""
 SEEDS, AT_ONCE, TRIES = 256, 64, 6
 """So many layouts are bounded, at first only some, and so many of them solved, to measure the rest by."""
+DEEP = 64
+"""Pipelines of more stages are tried late for a first answer."""
 ROUGHLY, NEAR_ENOUGH = 0.02, 0.05
 """Precision of their bounds; and no more are solved where the next could be shorter by no more than this."""
 FIRST = 32

@@ -43,7 +43,7 @@ from hpsearch.estimate.parallel import AS_RUN
 from hpsearch.schedule import KINDS, placement
 from hpsearch.schedule.alive import surely_alive
 from hpsearch.schedule.bound import chains
-from hpsearch.space.tables import Table
+from hpsearch.space.tables import PREFIXES, Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -55,7 +55,6 @@ WHOLE = ("1f1b", "gpipe")
 """Schedules of one chunk a rank whose last backward goes all the way back."""
 
 
-PREFIXES = ("base_s", "saved_bytes", "freed_bytes", "dense", "expert", "owed_bytes", "forward_s", "weight_s")
 SCALARS = (
     "first_s", "last_s", "again_s_per_byte", "first_forward_s", "last_forward_s", "first_weight_s", "last_weight_s",
     "first_dense", "last_dense", "both_dense", "loss_bytes", "layer_bytes", "exchange_bytes", "hop_bytes", "total_s",
@@ -74,9 +73,9 @@ class Stacked:
 
     @staticmethod
     def of(tables: tuple[Table, ...]) -> Stacked:
-        prefixes = np.array([[getattr(one, name) for name in PREFIXES] for one in tables]).transpose(0, 2, 1)
+        prefixes = np.stack([one.prefixes for one in tables])
         scalars = np.array([[*(getattr(one, name) for name in SCALARS), *one.shares] for one in tables])
-        return Stacked(np.ascontiguousarray(prefixes), scalars, all(one.is_uniform for one in tables))
+        return Stacked(prefixes, scalars, all(one.is_uniform for one in tables))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.space.bound import PRECISION, WHOLE, WIDER, Bounds, without_memory_s
-from hpsearch.space.tables import ROUNDED, Table
+from hpsearch.space.tables import PREFIXES as TABLES
+from hpsearch.space.tables import Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -64,45 +65,13 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class _Again:
-    """What computing layers again costs, two kinds of layers apart: the best and all others."""
-
-    cheap: Floats
-    """[layers + 1] bytes freed by those, of the layers before l, that take least for a byte."""
-    quick: Floats
-    """[layers + 1] number of those that take least."""
-    scalars: tuple[float, float, float, float, float]
-    """Most bytes of one layer; seconds a byte of the cheap, of the others; seconds of the quick, of the others."""
-
-    @staticmethod
-    def of(table: Table) -> _Again:
-        freed, again = np.diff(table.freed_bytes), np.diff(table.again_s)
-        rho = np.where(freed > 0, again / np.maximum(freed, 1e-9), np.inf)
-        least, others = _two(rho)
-        quickest, slower = _two(np.where(freed > 0, again, np.inf))
-        cheap = np.where(rho <= least * (1 + 1e-9), freed, 0.0)
-        quick = np.where((again <= quickest * (1 + 1e-9)) & (freed > 0), 1.0, 0.0)
-        scalars = max(float(freed.max()), 1.0), least, others, quickest, slower
-        before = [np.concatenate([[0.0], np.cumsum(one)]) for one in (cheap, quick)]
-        return _Again(before[0], before[1], scalars)
-
-
-def _two(values: Floats) -> tuple[float, float]:
-    """The least, and the least of those above it; 0 for none."""
-    least = float(values.min())
-    above = values[values > least * (1 + 1e-9)]
-    second = float(above.min()) if len(above) else np.inf
-    return (least if least < np.inf else 0.0), (second if second < np.inf else 0.0 if least == np.inf else least)
-
-
-@dataclass(frozen=True)
 class Packed:
     """Tables side by side."""
 
     prefixes: Floats
-    """[tables, layers + 1, PREFIXES and what `_Again` has]."""
+    """[tables, layers + 1, PREFIXES and what `Again` has]."""
     scalars: Floats
-    """[SCALARS, shares, least weight part of a layer and what `_Again` has; tables]."""
+    """[SCALARS, shares and what `Again` has; tables]."""
 
     @cached_property
     def apart_s(self) -> float:
@@ -115,16 +84,10 @@ class Packed:
 
     @staticmethod
     def of(tables: tuple[Table, ...]) -> Packed:
-        again = [_Again.of(one) for one in tables]
-        prefixes = np.stack([
-            [*(getattr(t, name) for name in PREFIXES), one.cheap, one.quick]
-            for t, one in zip(tables, again, strict=True)
-        ]).transpose(0, 2, 1)  # fmt: skip
-        scalars = [
-            [*(getattr(t, name) for name in SCALARS), *t.shares, np.diff(t.weight_s).min() / ROUNDED, *one.scalars]
-            for t, one in zip(tables, again, strict=True)
-        ]
-        return Packed(np.ascontiguousarray(prefixes), np.array(scalars, dtype=np.float64).T)
+        prefixes = np.stack([one.prefixes for one in tables])[:, :, [TABLES.index(name) for name in PREFIXES]]
+        again = np.stack([one.again.prefixes for one in tables])
+        scalars = [[*(getattr(one, name) for name in SCALARS), *one.shares, *one.again.scalars] for one in tables]
+        return Packed(np.concatenate([prefixes, again], axis=2), np.array(scalars, dtype=np.float64).T)
 
 
 class _Stack:
@@ -312,7 +275,7 @@ def _may_reach(stack: _Stack, limit: Floats) -> Bools:
     may, each = np.ones(count, dtype=np.bool_), -(-(p - 1) // BLOCKS)
     if int(p.max(initial=1)) < 2 * BLOCKS or not all(table.is_uniform for table in stack.lines.tables):
         return may
-    at = np.zeros(count, dtype=np.int64)
+    at = one = np.zeros(count, dtype=np.int64)
     for block in range(BLOCKS):
         start = np.minimum(block * each, p - 1)
         end = np.minimum(start + each, p - 1)
@@ -320,7 +283,7 @@ def _may_reach(stack: _Stack, limit: Floats) -> Bools:
         budget = stack.chains.most_s(limit * (1 + 1e-9), start, end, before, p)
         most = np.maximum(stack.layers - (p - end) - at, 0)
         alive = stack.alive(count, end - 1)[0], stack.alive(count, start)[1]
-        one = _most_within(stack, alive, at, stack.plain(count, at, most, budget), budget, is_first=False)
+        one = _most_within(stack, alive, at, stack.plain(count, at, most, budget), budget, one, is_first=False)
         at = at + np.minimum((end - start) * one, most)
         may &= at >= end
     seconds = stack.last_stage_s(at)
@@ -338,14 +301,15 @@ def _deal(stack: _Stack, limit: Floats) -> tuple[Ints, Bools]:
     later stages have room for. The cuts then give it one of theirs.
     """
     count, longest, layers, p = len(limit), int(stack.p.max(initial=1)), stack.layers, stack.p
-    at, fine = np.zeros(count, dtype=np.int64), np.ones(count, dtype=np.bool_)
+    (at, took), fine = np.zeros((2, count), dtype=np.int64), np.ones(count, dtype=np.bool_)
     ends = np.full((count, longest), layers, dtype=np.int64)
     for stage in range(longest - 1):
         n = int(np.searchsorted(-p, -(stage + 1), side="left"))
         here = at[:n]
         budget = stack.budget(n, limit[:n], stage, here)
         most = layers - (p[:n] - 1 - stage) - here
-        at[:n] = here + _most(stack, n, stage, here, most, budget)
+        took[:n] = _most(stack, n, stage, here, most, budget, took[:n])
+        at[:n] = here + took[:n]
         fine[:n] &= at[:n] > stage
         ends[:n, stage] = at[:n]
     seconds = stack.last_stage_s(at)
@@ -356,24 +320,27 @@ def _deal(stack: _Stack, limit: Floats) -> tuple[Ints, Bools]:
     return np.diff(ends, axis=1, prepend=0), fine
 
 
-def _most(stack: _Stack, n: int, stage: int, at: Ints, most: Ints, budget: Floats) -> Ints:
-    """Most layers from `at` on that take no longer than `budget`, by halving; 0: not even one. First as many as take
-    that long without recompute: mostly that is all."""
+def _most(stack: _Stack, n: int, stage: int, at: Ints, most: Ints, budget: Floats, before: Ints) -> Ints:
+    """Most layers from `at` on that take no longer than `budget`; 0: not even one. First as many as take that long
+    without recompute: mostly that is all."""
     high = stack.plain(n, at, np.maximum(most, 0), budget - (stack.first_s[:n] if stage == 0 else 0.0))
-    return _most_within(stack, stack.alive(n, stage), at, high, budget, is_first=stage == 0)
+    return _most_within(stack, stack.alive(n, stage), at, high, budget, before, is_first=stage == 0)
 
 
 def _most_within(
-    stack: _Stack, alive: tuple[Floats, Floats], at: Ints, high: Ints, budget: Floats, *, is_first: bool
-) -> Ints:
-    """Most layers up to `high` that take no longer than `budget` on a stage with so many alive; 0: not even one."""
+    stack: _Stack, alive: tuple[Floats, Floats], at: Ints, high: Ints, budget: Floats, before: Ints, *, is_first: bool
+) -> Ints:  # fmt: skip
+    """Most layers up to `high` that take no longer than `budget` on a stage with so many alive; 0: not even one. Tried
+    after all are as many as the stage before has, `before`, and one more; then halves."""
     kept, owed = alive
-    low, middle, left = np.zeros_like(at), high.copy(), np.flatnonzero(high > 0)
+    low, middle, left, turn = np.zeros_like(at), high.copy(), np.flatnonzero(high > 0), 0
     while len(left):
         here = at[left]
         seconds = stack.stage_s(left, (kept[left], owed[left]), here, here + middle[left], is_first)
         good = np.isfinite(seconds) & (seconds <= budget[left])
         low[left[good]], high[left[~good]] = middle[left[good]], middle[left[~good]] - 1
-        left = left[low[left] < high[left]]
+        left, turn = left[low[left] < high[left]], turn + 1
         middle[left] = (low[left] + high[left] + 1) // 2
+        if turn < 3:
+            middle[left] = np.clip(before[left] + turn - 1, low[left] + 1, high[left])
     return low

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpsearch.estimate.parallel import AS_RUN
-from hpsearch.schedule import KINDS, placement
+from hpsearch.schedule import KINDS
 from hpsearch.schedule.alive import surely_alive
-from hpsearch.space.bound import PREFIXES, SCALARS, Stacked, in_flight
+from hpsearch.space.bound import SCALARS, Stacked, in_flight
+from hpsearch.space.tables import PREFIXES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -101,15 +102,17 @@ class _Pieces:
 
 
 def _pieces(looks: Looks, sizes: dict[int, list[int]], is_last: bool) -> _Pieces:
+    ends_of = {chunks: np.cumsum([0, *one]) for chunks, one in sizes.items()}
     count, most = len(looks.table), max(looks.pipelines[i][2] for i in np.unique(looks.pipeline).tolist())
     starts, ends = (np.zeros((count, most), dtype=np.int64) for _ in range(2))
     kept, owed = (np.zeros((count, most)) for _ in range(2))
     before, later = np.zeros(count, dtype=np.int64), np.zeros(count)
-    for i in np.unique(looks.pipeline).tolist():
-        (kind, p, v), members = looks.pipelines[i], np.flatnonzero(looks.pipeline == i)
+    order = np.argsort(looks.pipeline, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(looks.pipeline[order])) + 1):
+        kind, p, v = looks.pipelines[looks.pipeline[members[0]]]
         rank = p - 1 if is_last else 0
-        chunks = [chunk for chunk, other in enumerate(placement(kind, p, v)) if other == rank]
-        cuts, m = np.cumsum([0, *sizes[p * v]]), looks.micro_batches[members]
+        chunks = [rank, 2 * p - 1 - rank] if KINDS[kind].vee else [rank + chunk * p for chunk in range(v)]
+        cuts, m = ends_of[p * v], looks.micro_batches[members]
         starts[members, :v], ends[members, :v] = cuts[chunks], cuts[[chunk + 1 for chunk in chunks]]
         before[members] = cuts[p - 1]
         if kind in AS_RUN:

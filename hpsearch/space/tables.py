@@ -32,6 +32,10 @@ ROUNDED = 1 + 1e-12
 """What differences of sums over layers may be off by."""
 
 
+PREFIXES = ("base_s", "saved_bytes", "freed_bytes", "dense", "expert", "owed_bytes", "forward_s", "weight_s")
+"""Arrays of a table."""
+
+
 @dataclass(frozen=True)
 class Inner:
     """One inside, priced: what `assembled` puts in chunks."""
@@ -116,6 +120,48 @@ class Table:
     @cached_property
     def total_s(self) -> float:
         return float(self.base_s[-1]) + self.first_s + self.last_s
+
+    @cached_property
+    def prefixes(self) -> Floats:
+        """[layers + 1, PREFIXES]."""
+        return np.stack([getattr(self, name) for name in PREFIXES], axis=1)
+
+    @cached_property
+    def again(self) -> Again:
+        return Again.of(self)
+
+
+@dataclass(frozen=True)
+class Again:
+    """What computing layers again costs, two kinds of layers apart: the best and all others."""
+
+    prefixes: Floats
+    """[layers + 1, 2]: of the layers before l, bytes freed by those that take least for a byte, and how many of those
+    take least there are."""
+    scalars: tuple[float, float, float, float, float, float]
+    """Least weight part of a layer; most bytes of one layer; seconds a byte of the cheap, of the others; seconds of the
+    quick, of the others."""
+
+    @staticmethod
+    def of(table: Table) -> Again:
+        freed, again = np.diff(table.freed_bytes), np.diff(table.again_s)
+        rho = np.where(freed > 0, again / np.maximum(freed, 1e-9), np.inf)
+        least, others = _two(rho)
+        quickest, slower = _two(np.where(freed > 0, again, np.inf))
+        cheap = np.where(rho <= least * (1 + 1e-9), freed, 0.0)
+        quick = np.where((again <= quickest * (1 + 1e-9)) & (freed > 0), 1.0, 0.0)
+        least_weight = float(np.diff(table.weight_s).min()) / ROUNDED
+        scalars = least_weight, max(float(freed.max()), 1.0), least, others, quickest, slower
+        before = np.cumsum(np.stack([cheap, quick], axis=1), axis=0)
+        return Again(np.concatenate([np.zeros((1, 2)), before]), scalars)
+
+
+def _two(values: Floats) -> tuple[float, float]:
+    """The least, and the least of those above it; 0 for none."""
+    least = float(values.min())
+    above = values[values > least * (1 + 1e-9)]
+    second = float(above.min()) if len(above) else np.inf
+    return (least if least < np.inf else 0.0), (second if second < np.inf else 0.0 if least == np.inf else least)
 
 
 def table(shape: ModelShape, priced: Inner, efficiency: Efficiency) -> Table:
