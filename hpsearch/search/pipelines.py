@@ -53,7 +53,7 @@ VIRTUAL = (2, 4)
 """Stages a rank of interleaved schedules."""
 DIVE = 16
 """So many third bounds are made between two solutions: a better plan may spare the others theirs."""
-MOST_BOUNDED, MOST_SOLVED = 400, 24
+MOST_BOUNDED, MOST_SOLVED = 100, 12
 """Third bounds and solutions after which a search ends with the bound of what is left: counts, so that the plan does
 not depend on how busy the machine is."""
 
@@ -115,6 +115,8 @@ class Pipelines:
     _order: Iterator[int] = field(default_factory=count_up)
     _tables: dict[tuple[Branch, int], CostTable] = field(default_factory=dict)
     _passing: dict[tuple[Branch, int], tuple[Problem, Solution]] = field(default_factory=dict)
+    _ratio: dict[tuple[object, ...], float] = field(default_factory=dict)
+    """Inside → work with communication over work alone, as last seen."""
     _bytes: dict[tuple[Branch, int], StageBytes] = field(default_factory=dict)
     _least: dict[tuple[object, ...], Least] = field(default_factory=dict)
     _times: dict[tuple[object, ...], list[tuple[Frame, Floats]]] = field(default_factory=dict)
@@ -126,29 +128,40 @@ class Pipelines:
 
     def run(self) -> float:
         """Finds what is better than the best so far; the least bound of all pipelines, infinity without any."""
-        rough, ready = list(self.candidates()), list[Waiting]()
+        rough = [(one.bound_s, one) for one in self.candidates()]
         heapq.heapify(rough)
-        since, tally = 0, self.tally
+        ready, since, tally = list[Waiting](), 0, self.tally
         while rough or ready:
-            least_s = min(queue[0].bound_s for queue in (rough, ready) if queue)
+            least_s = min(one.bound_s for one in [*ready[:1], *(one for _, one in rough)])
             if least_s >= tally.best_s or self._is_over():
                 break
-            if ready and (since >= DIVE or not rough or ready[0].bound_s <= rough[0].bound_s):
+            if ready and (since >= DIVE or not rough or ready[0].bound_s <= rough[0][0]):
                 since = 0
                 self.solve(heapq.heappop(ready))
-            else:
+                continue
+            expected_s, one = heapq.heappop(rough)
+            if (now_s := self.expected_s(one)) > expected_s:
+                heapq.heappush(rough, (now_s, one))
+            elif one.bound_s < tally.best_s:
                 since += 1
-                waiting = self.with_table(heapq.heappop(rough))
+                waiting = self.with_table(one)
                 if waiting is not None:
                     heapq.heappush(ready, waiting)
-        left = sorted([*rough, *ready])
+        left = sorted([*(one for _, one in rough), *ready])
         tally.considered += self.considered
         tally.pruned += self.considered - self.solved - self.excluded
         tally.lost += [(one.bound_s, one.label, "at least ") for one in left[:3]]
         return min([one.bound_s for one in left[:1]] + [tally.best_s])
 
+    def expected_s(self, one: Waiting) -> float:
+        """The second bound with the communication that others with the same inside had: an order, no bound."""
+        return one.bound_s * self._ratio.get(self.inside(one.branch, one.micro_batches), 1.0)
+
     def _is_over(self) -> bool:
-        late = time.monotonic() > self.deadline_s and self.tally.best is not None
+        """Never before there is a plan."""
+        if self.tally.best is None:
+            return False
+        late = time.monotonic() > self.deadline_s
         return late or self.solved >= MOST_SOLVED or self.bounded >= MOST_BOUNDED
 
     @cached_property
@@ -257,6 +270,8 @@ class Pipelines:
             self.bounded += 1
             problem = passing(table)
             self._passing[key] = problem, solve(problem)
+            work_s = self.least(*key).work_s(self.model, one.branch.recompute) * one.micro_batches
+            self._ratio[self.inside(*key)] = max(1.0, self._passing[key][1].bound / work_s)
         shape, cuts = (form.kind, form.pp, form.virtual, one.micro_batches), []
         for frame, times in self.times(*key, form.pp * form.virtual):
             passing_s = self.passing_s(one, frame)
