@@ -80,7 +80,7 @@ def chained(bench: Bench, point: Point) -> tuple[list[float], list[float]]:
 
     compute_s = bench.cpu_rounds_s(compute, CHAIN_S)[0] if on_cpu else bench.rounds_s(compute)
     in_turn()
-    return bench.slowest([bench.round_s(in_turn, CHAIN) for _ in range(bench.effort.rounds)]), compute_s
+    return bench.chain_s(in_turn, CHAIN, point.shape[0]), compute_s
 
 
 def _best(bench: Bench, call: object) -> float:

@@ -171,7 +171,8 @@ def arrivals(
 ) -> tuple[tuple[int, int, float], ...]:
     """(size, stride, seconds) of each chain: its round less what the compute and the collective in it are priced at.
 
-    Of rounds and passes the best counts for each of the three, as it does everywhere else.
+    Of rounds and passes the best counts for each of the three, as it does everywhere else. Ranks that share cores come
+    late by no more than the compute of a round: what is beyond, other programs took.
     """
     priced = {(c.size, c.stride): dict(zip(c.nbytes, c.seconds, strict=True)) for c in curves if c.kind == "all_reduce"}
     late: list[tuple[int, int, float]] = []
@@ -180,7 +181,7 @@ def arrivals(
             passes = samples.passes(point.key)
             compute_s = min(seconds for sample in passes for seconds in sample.more["compute_s"])
             left_s = min(sample.best_s for sample in passes) - compute_s - priced[point.shape][CHAIN_BYTES]
-            late.append((point.shape[0], point.shape[1], max(0.0, left_s)))
+            late.append((point.shape[0], point.shape[1], min(max(0.0, left_s), compute_s)))
     return tuple(late)
 
 

@@ -105,7 +105,19 @@ class Bench:
         ways: while one waits, another computes. A call takes from a step its CPU seconds times the ranks that share a
         core, and no more than it takes on the wall; what waiting itself costs is an arrival (`contention.chained`).
         """
-        wall, own = zip(*self._short_rounds(call, None, key), strict=True)
+        return self.beside_s(self._short_rounds(call, None, key))
+
+    def chain_s(self, call: Call, count: int, size: int) -> list[float]:
+        """Seconds of one of `count` calls in each of several chains, of a call in which groups of `size` ranks wait: on
+        the wall, or like `rounds_beside_s` where other ranks of the host have a core meanwhile."""
+        timed = [self._timed(call, count) for _ in range(self.effort.rounds)]
+        if self.is_beside_others and size < self.ranks_here:
+            return self.beside_s(timed)[0]
+        return self.slowest([wall for wall, _ in timed])
+
+    def beside_s(self, rounds: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+        """`rounds_beside_s` of (seconds on the wall, CPU seconds) of this rank."""
+        wall, own = zip(*rounds, strict=True)
         crowd = ranks_a_core(self.ranks_here)
         found = self.slowest([*wall, *(crowd * seconds for seconds in own)])
         slowest = found[: len(wall)]
@@ -202,17 +214,16 @@ def collective(bench: Bench, point: Point) -> Call:
     issued and waited for as emitted programs do."""
     group, size = bench.group(point.shape), point.shape[0]
     elements = max(point.nbytes // 4 // size, 1)
-    large = torch.ones(elements * size, device=bench.device)
-    small = torch.ones(elements, device=bench.device)
     name, c10d, each = group.group_name, torch.ops._c10d_functional, [elements] * size
-    issue: dict[str, Call] = {
-        "all_gather": lambda: c10d.all_gather_into_tensor(small, size, name),
-        "reduce_scatter": lambda: c10d.reduce_scatter_tensor(large, "sum", size, name),
-        "all_reduce": lambda: c10d.all_reduce(large, "sum", name),
-        "all_to_all": lambda: c10d.all_to_all_single(large, each, each, name),
-        "broadcast": lambda: c10d.broadcast(large, 0, name),
+    issue: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "all_gather": lambda small: c10d.all_gather_into_tensor(small, size, name),
+        "reduce_scatter": lambda large: c10d.reduce_scatter_tensor(large, "sum", size, name),
+        "all_reduce": lambda large: c10d.all_reduce(large, "sum", name),
+        "all_to_all": lambda large: c10d.all_to_all_single(large, each, each, name),
+        "broadcast": lambda large: c10d.broadcast(large, 0, name),
     }
-    start = issue[point.kind]
+    own = elements if point.kind == "all_gather" else elements * size
+    start = Ring(bench, lambda: (torch.ones(own, device=bench.device),), issue[point.kind])
 
     def several() -> None:
         for made in [start() for _ in range(bench.in_flight)]:
@@ -258,9 +269,10 @@ class Ring:
         self.results: list[object] = [None] * count
         self.run, self.turn = run, 0
 
-    def __call__(self) -> None:
+    def __call__(self) -> Any:
         self.turn = (self.turn + 1) % len(self.sets)
         self.results[self.turn] = self.run(*self.sets[self.turn])
+        return self.results[self.turn]
 
 
 def stream(bench: Bench, point: Point) -> Call:

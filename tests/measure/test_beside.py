@@ -44,6 +44,16 @@ def test_a_call_takes_its_cpu_seconds_of_every_rank_on_the_core_and_no_more_than
     assert told.rounds_beside_s(lambda: None, "")[0] == pytest.approx([8e-4, 10e-4])
 
 
+def test_a_core_stands_idle_in_a_chain_only_while_all_its_ranks_wait(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Told, "_timed", lambda self, call, count: (9e-4, 2e-4))
+    assert told.chain_s(lambda: None, 16, size=2) == pytest.approx([4e-4] * QUICK.rounds)
+    assert told.chain_s(lambda: None, 16, size=4) == pytest.approx([9e-4] * QUICK.rounds)
+    monkeypatch.setattr(kernels, "usable_cores", lambda: 4.0)
+    assert told.chain_s(lambda: None, 16, size=2) == pytest.approx([9e-4] * QUICK.rounds)
+
+
 def test_ranks_with_a_core_each_and_accelerators_wait_for_themselves(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:

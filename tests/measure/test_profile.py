@@ -85,6 +85,18 @@ def test_a_profile_prices_what_it_measured(tmp_path: Path) -> None:
     assert cluster.device.memory_bytes == 4 * 10**9
 
 
+def test_nobody_comes_later_than_a_round_computes(tmp_path: Path) -> None:
+    """What other programs took from a chain is not waiting."""
+    samples = synthetic.samples(tmp_path, ONE_HOST)
+    for (index, key), one in list(samples.found.items()):
+        if key == "chain 4x1":
+            samples.found[index, key] = Sample(index, key, tuple(s + 1.0 for s in one.seconds), one.more)
+    finish(tmp_path, samples, synthetic.ENVIRONMENT)
+    device = Cluster.load(tmp_path, devices=4).device
+    assert device.arrival_of(4, 1) == pytest.approx(synthetic.COMPUTE_S)
+    assert device.arrival_of(2, 1) == pytest.approx(synthetic.waiting_s(2, 1))
+
+
 def test_every_number_is_measured_and_says_where(tmp_path: Path) -> None:
     finish(tmp_path, synthetic.samples(tmp_path, TWO_HOSTS), synthetic.ENVIRONMENT)
     facts = Cluster.load(tmp_path, devices=8).facts
