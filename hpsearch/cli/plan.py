@@ -33,7 +33,7 @@ def plan_command(
     seq_len: SeqLen,
     fix: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Pin a choice: tp=4, recompute=none, lm_head.weight=R."),
+        typer.Option(metavar="NAME=VALUE", help="Pin a choice: tp=4, pp=1 (no pipeline), recompute=none, lm_head.weight=R."),
     ] = None,
     layout: Annotated[
         Path | None, typer.Option(metavar="F", help="Keep the layout that `hpsearch search` wrote.")
@@ -47,7 +47,7 @@ def plan_command(
         Path | None, typer.Option("-o", "--output", metavar="F", help="Write it here; - is stdout.")
     ] = None,
 ) -> None:
-    """Searches the fastest plan for a model on a cluster, says how good it is, and writes it."""
+    """Searches the fastest plan for a model on a cluster, pipelines among them, says how good it is, and writes it."""
     fixes = parse_fixes(fix or [])
     if recipe not in RECIPES:
         raise typer.BadParameter(f"expected one of {', '.join(RECIPES)}, but got {recipe!r}.", param_hint="--recipe")
