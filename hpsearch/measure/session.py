@@ -41,7 +41,7 @@ class Work:
 def work_list(place: Place, effort: Effort) -> list[Work]:
     everything = list(points(place, effort))
     found = [Work(p, point) for p in range(effort.passes) for point in everything]
-    together = [point for point in everything if point.kind in COLLECTIVES]
+    together = [point for point in everything if point.kind in COLLECTIVES and point.kind != "broadcast"]  # no price
     return found + [Work(effort.passes + p, point) for p in range(effort.more_passes) for point in together]
 
 
