@@ -177,9 +177,21 @@ class _Propagation:
         if call.block not in self.blocks:
             arrive = {entry: values[v] for entry, v in zip(block.inputs, call.inputs, strict=True)}
             self.blocks[call.block] = self._block(block, arrive)
+        if call.phase == "backward":
+            self._check_gradients(block, call, values)
         given = block.outputs if call.phase == "forward" else [g for g in block.input_grads if g is not None]
         placed = self.blocks[call.block].values
         return {out: placed[name] for out, name in zip(call.outputs, given, strict=True)}
+
+    def _check_gradients(self, block: OpGraph, call: Call, values: dict[str, Placement]) -> None:
+        """No collective makes an addend of a piece."""
+        for tangent, value in zip(block.tangents, call.inputs, strict=True):
+            if values[value].is_shard and self.blocks[block.name].values[tangent] == PARTIAL:
+                problem = (
+                    f"expected {block.name} to take gradients cut like its results, but {value} is {values[value]}"
+                )
+                problem += " and the result is whole"
+                raise LegalityError(f"fix cp={self.along.size}", problem, "Pin cp=1 for this model.")
 
     def _block(self, block: OpGraph, arrive: dict[str, Placement]) -> DataPlacements:
         """Gradients arrive as what they are of; of what is whole they are addends."""
