@@ -245,7 +245,8 @@ class _Search:
         self.least_tried_s = min(self.least_tried_s, bound_s if least_s is None else least_s)
         if at_hand is None:
             return False
-        self.prices.learn(number, row, at_hand.layout)
+        if at_hand.step_s > bound_s * (1 + SIMPLER_WITHIN):
+            self.prices.learn(number, row, at_hand.layout)
         others = [one for one in self.tried if one[1:3] != (number, row) or one[0] < at_hand.step_s]
         self.tried = sorted([*others, (at_hand.step_s, number, row, at_hand)], key=lambda one: one[:3])
         return at_hand.step_s < before

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpsearch.cluster import Cluster
 from hpsearch.cluster.efficiency import Efficiency
-from hpsearch.estimate import ModelShape, ParallelLayout, memory
+from hpsearch.estimate import ModelShape, ParallelLayout
 from hpsearch.estimate.estimate import Priced, assembled
 from hpsearch.estimate.memory import rank_memory, stage_memory
 from hpsearch.estimate.pipeline import run_s, waits
@@ -100,10 +100,11 @@ def fitted(shape: ModelShape, layout: ParallelLayout, priced: Inner, rooms: Sequ
 
 def fits(shape: ModelShape, layout: ParallelLayout, priced: Inner, rooms: Sequence[float]) -> bool:
     """Whether every pipeline rank has the room that it needs, in bytes."""
-    if len(set(rooms)) == 1:
-        return memory(shape, layout, works=priced.works).peak_bytes <= rooms[0]
-    needed = (rank_memory(shape, layout, rank, works=priced.works) for rank in range(layout.pp))
-    return all(one.peak_bytes <= room for one, room in zip(needed, rooms, strict=True))
+    cut, last = chunks(shape, layout), layout.pp - 1
+    for rank in sorted(range(layout.pp), key=lambda one: one not in (0, last)):  # these are the fullest mostly
+        if rank_memory(shape, layout, rank, cut, priced.works).peak_bytes > rooms[rank]:
+            return False
+    return True
 
 
 @dataclass(frozen=True)
