@@ -33,7 +33,7 @@ def plan_command(
     seq_len: SeqLen,
     fix: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Pin a choice: tp=4, pp=1 (no pipeline), recompute=none, lm_head.weight=R."),
+        typer.Option(metavar="NAME=VALUE", help="Pin a choice: tp=4, pp=1 (none), recompute=none, lm_head.weight=R."),
     ] = None,
     layout: Annotated[
         Path | None, typer.Option(metavar="F", help="Keep the layout that `hpsearch search` wrote.")
