@@ -11,9 +11,9 @@ from hpsearch.errors import InfeasibleError, counted
 from hpsearch.graph import ITEM_BYTES, ModelGraph
 from hpsearch.plan import Refusal
 from hpsearch.search.fix import Fix
-from hpsearch.search.memory import RESERVE, bytes_by_category, usable_bytes
+from hpsearch.search.memory import RESERVE, usable_bytes
 from hpsearch.search.pins import offered
-from hpsearch.search.workspace import peak
+from hpsearch.search.step_memory import fullest
 from hpsearch.solve import least
 
 
@@ -64,12 +64,11 @@ def why_infeasible(
 
 
 def _least(table: CostTable) -> tuple[int, dict[str, int], CostTable] | None:
-    """Bytes a device of the choice with the smallest parts, workspace included; None when the pins forbid all."""
+    """Bytes a device of the choice with the smallest parts, at its fullest moment; None when the pins forbid all."""
     solution = least(table.problem, "memory")
     if solution.choice is None:
         return None
-    workspace, _ = peak(table, solution.choice)
-    filled = bytes_by_category(table, solution.choice, workspace)
+    filled = fullest(table, solution.choice)
     return sum(filled.values()), filled, table
 
 

@@ -26,7 +26,7 @@ from hpsearch.search.spaces import Spaces
 from hpsearch.search.step_memory import fullest
 from hpsearch.search.tally import Tally
 from hpsearch.search.workspace import peak, row
-from hpsearch.solve import Row, solve
+from hpsearch.solve import Problem, Row, least, solve
 
 TIGHTEST = 4
 """Candidates that are looked at when nothing fits."""
@@ -117,8 +117,9 @@ class OneMesh:
         """The candidate's optimum within memory, and its proven lower bound.
 
         Memory at the moment of the largest workspace becomes a row of its own when the optimum does not fit there.
-        Copies made for a redistribution are not in that row; where only they break the limit, it is tightened, and the
-        gap to the last untightened bound tells what that may have cost.
+        Rows are above or below the bytes of the walked step by what is redistributed; where only that breaks the limit,
+        it is tightened by as much, and the gap to the last untightened bound tells what that may have cost. What needs
+        least memory of all is the last try.
         """
         tally, limit = self.tally, float(usable_bytes(self.cluster))
         tally.solved += 1
@@ -135,14 +136,30 @@ class OneMesh:
                 if solution.status == "stopped":
                     tally.refuse(entry.label, "not settled: the time limit was reached")
                 elif solution.status != "cut off":
-                    tally.refuse(entry.label, "does not fit in memory")
+                    return self.smallest(entry, problem), proven_s
                 return None, proven_s
-            workspace, moment = peak(entry.table, solution.choice)
-            if sum(fullest(entry.table, solution.choice).values()) <= limit:
-                return Found(entry.table, solution.choice, solution.objective, entry.label, workspace), proven_s
-            added = row(entry.table, moment, limit)
+            filled = sum(fullest(entry.table, solution.choice).values())
+            if filled <= limit:
+                return self.found(entry, solution.choice), proven_s
+            added = row(entry.table, peak(entry.table, solution.choice)[1], limit)
             if added.name in rows:
-                tightened, allowed = True, allowed - 0.02 * limit
+                tightened, allowed = True, allowed - (filled - limit)
             rows[added.name] = added
-        tally.refuse(entry.label, "its workspace does not fit beside what backward keeps")
-        return None, proven_s
+        return self.smallest(entry, problem), proven_s
+
+    def smallest(self, entry: Entry, problem: Problem) -> Found | None:
+        """The candidate's plan of least memory where `problem`'s last row is, if that fits and beats the best; else why
+        not is noted."""
+        tally, limit = self.tally, usable_bytes(self.cluster)
+        choice = least(problem, problem.rows[-1].name).choice
+        needed = sum(fullest(entry.table, choice).values()) if choice is not None else 0
+        if choice is None or needed > limit:
+            more = f": {needed / 1e9:.2f} GB a device, {limit / 1e9:.2f} GB are there" if choice is not None else ""
+            tally.refuse(entry.label, f"does not fit in memory{more}")
+            return None
+        found = self.found(entry, choice)
+        return found if found.objective_s < tally.best_s else None
+
+    def found(self, entry: Entry, choice: tuple[int, ...]) -> Found:
+        workspace, _ = peak(entry.table, choice)
+        return Found(entry.table, choice, entry.table.problem.evaluate(choice), entry.label, workspace)
