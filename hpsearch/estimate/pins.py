@@ -290,10 +290,16 @@ def check_shape(shape: ModelShape, layout: ParallelLayout) -> None:
 
 
 def check_capacity(shape: ModelShape, layout: ParallelLayout) -> None:
-    """Whether there are experts for a capacity. LegalityError: none."""
+    """Whether there are experts for a capacity, and it says anything. LegalityError: none, or all tokens fit."""
     if layout.capacity and not any(kind_of(name) == "moe" for name in shape.counts):
         found = f"capacity = {layout.capacity:g}, but {shape.name} has no experts"
         raise LegalityError("layout", found, "Leave capacity away.")
+    for own in (shape.of(name) for name in shape.counts if kind_of(name) == "moe"):
+        if layout.capacity * own.top_k > own.experts:
+            raise LegalityError(
+                "layout", f"expected capacity of at most experts / top_k = {own.experts / own.top_k:g}, with which an "
+                f"expert has room for every token, but found {layout.capacity:g}", "Leave capacity away, or lower it.",
+            )  # fmt: skip
 
 
 def _divides(axis: str, degree: int, what: str, size: int, ranks: int = 0) -> None:

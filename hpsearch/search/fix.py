@@ -140,13 +140,14 @@ def _capacity(text: Mapping[str, str], degrees: Mapping[str, int], ep_kind: str 
 def _pipeline(text: Mapping[str, str]) -> tuple[int, int | None, str | None, tuple[int, ...] | None]:
     """Pins of the pipeline: pp, vpp, schedule, cut."""
     pp = _whole("pp", text.get("pp", "1"))
-    lost = [key for key in PIPELINE_KEYS if key in text and key != "pp"]
-    if lost and pp == 1:
-        problem = f"expected pp of at least 2 beside it, but found pp={pp}"
-        raise LegalityError(f"fix {lost[0]}={text[lost[0]]}", problem, "Write --fix pp=2 as well.")
     kind = text.get("schedule")
     if kind is not None and kind not in KINDS:
         raise LegalityError(f"fix schedule={kind}", f"expected one of {', '.join(KINDS)}", "Write --fix schedule=1f1b.")
+    lost = [key for key in PIPELINE_KEYS if key in text and key != "pp"]
+    if lost and pp == 1:
+        found = f"found pp={pp}" if "pp" in text else "pp is not pinned"
+        problem = f"expected pp of at least 2 beside it, but {found}"
+        raise LegalityError(f"fix {lost[0]}={text[lost[0]]}", problem, "Write --fix pp=2 as well.")
     cut = tuple(_whole("cut", part) for part in text["cut"].split("+")) if "cut" in text else None
     return pp, _whole("vpp", text["vpp"]) if "vpp" in text else None, kind, cut
 

@@ -22,16 +22,16 @@ def test_pins_repeat_and_stand_between_commas() -> None:
 
 # fmt: off
 WRONG = [
-    ("tp", "expected name=value, but got 'tp'. Keys are dp_replicate, dp_shard, ep, cp, tp, cp_kind, ep_kind, "
-           "pp, vpp, schedule, cut, micro_batches, recompute, offload, or"),
+    ("tp", "expected name=value, but got 'tp'. Keys are dp_replicate, dp_shard, ep, cp, tp, cp_kind, ep_kind, ep_over, "
+           "capacity, pp, vpp, schedule, cut, micro_batches, recompute, offload, or"),
     ("=4", "expected name=value, but got '=4'"),
     ("tp=", "expected name=value, but got 'tp='"),
     ("tp=2,tp=4", "tp is pinned twice, to 2 and to 4."),
     ("tp=two", "fix tp=two: expected a whole number of at least 1. Write --fix tp=2."),
     ("tp=0", "fix tp=0: expected a whole number of at least 1. Write --fix tp=2."),
     ("tp=-1", "fix tp=-1: expected a whole number of at least 1. Write --fix tp=2."),
-    ("xp=2", "fix xp: expected one of dp_replicate, dp_shard, ep, cp, tp, cp_kind, ep_kind, "
-             "pp, vpp, schedule, cut, micro_batches, recompute, offload, or a parameter's name"),
+    ("xp=2", "fix xp: expected one of dp_replicate, dp_shard, ep, cp, tp, cp_kind, ep_kind, ep_over, "
+             "capacity, pp, vpp, schedule, cut, micro_batches, recompute, offload, or a parameter's name"),
     ("recompute=some", "fix recompute=some: expected none or full. Write --fix recompute=full."),
     ("ep=2,ep_kind=foo", "fix ep_kind=foo: expected apart or together. Leave it out for the quicker one."),
     ("offload=disk", "fix offload=disk: expected one of none, activations, optimizer, activations+optimizer."),

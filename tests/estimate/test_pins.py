@@ -173,5 +173,9 @@ def test_a_capacity_is_so_many_rows_of_each_expert() -> None:
         layout(capacity="2", dedup="true")
     with pytest.raises(LegalityError, match="capacity = 2, but Llama has no experts"):
         check_shape(LLAMA, layout(capacity="2"))
+    most = EXPERTS.experts / EXPERTS.top_k
+    check_shape(EXPERTS, layout(capacity=str(most)))
+    with pytest.raises(LegalityError, match=f"expected capacity of at most experts / top_k = {most:g}, .* found 100"):
+        check_shape(EXPERTS, layout(capacity="100"))
     with pytest.raises(LegalityError, match="capacity = 2, but Llama has no experts"):
         space_of(LLAMA, Cluster.load("h100-sxm-ib400", devices=8), {"capacity": "2"}, global_batch=8, seq_len=4096)
