@@ -156,7 +156,9 @@ def test_any_numbers_of_stages_together_are_bounded_as_each_alone(seed: int) -> 
         assert not np.isfinite(bound_s) or (len(cut) == one[1][0] and sum(cut) == space.shape.layers and min(cut) > 0)
 
 
-@pytest.mark.parametrize("seed", range(0, SEEDS, 5))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(5, SEEDS, 5))]
+)
 def test_blocks_of_stages_exclude_nothing_that_stages_do_not(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits just below and above what each layout takes at least."""
     draw = random.Random(seed)
