@@ -187,7 +187,7 @@ compute = {{ value = 0.157, unit = "times the device", {kind}
 def test_top_11_the_plan_says_what_its_overlap_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the plan's JSON, and as a warning before the start where the job's environment says otherwise."""
     model = graph_of(configs.LLAMA_8B, num_hidden_layers=2)
-    plan = search(model, h100(2), global_batch=8, fix={"tp": 1})
+    plan = search(model, h100(2), global_batch=8, fix={"tp": 1, "pp": 1})
     assert json.loads(plan.content)["environment"] == {"CUDA_DEVICE_MAX_CONNECTIONS": "8 to 32"}
     predicted = plan.file.predicted
     assert predicted.step_s < predicted.compute_s + predicted.communication_s
