@@ -154,30 +154,50 @@ def _tier_sizes(text: str) -> tuple[int, ...]:
 
 
 def _launch(ranks: int | None, arguments: list[str]) -> None:
-    """The same command on local ranks; they end with this process, whatever happens."""
+    """The same command on local ranks; they end with this process, whatever happens.
+
+    Ranks that SPOILT ends are started again, from the samples that there are: gloo of torch 2.13 now and then writes
+    into memory that it has freed.
+    """
     if ranks is None:
         raise LaunchError(
             "profile", "expected ranks to measure, but no launcher started this process",
             "Start it with torchrun --nproc-per-node N -m hpsearch profile …, or say --ranks N.",
         )  # fmt: skip
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that ranks are ended then too
+    for restarts in range(RESTARTS + 1):
+        codes = _once(ranks, arguments)
+        spoilt = [(rank, -code) for rank, code in enumerate(codes) if -code in SPOILT]
+        if not spoilt or restarts == RESTARTS:
+            break
+        ended = ", ".join(f"rank {rank} was ended by {signal.Signals(number).name}" for rank, number in spoilt)
+        show(Text(f"{ended}; going on from what was measured."), stderr=True)
+    if any(codes):
+        raise typer.Exit(max(map(abs, codes)))
+
+
+SPOILT = (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV)
+"""What a process ends in whose memory was written to by mistake."""
+RESTARTS = 2
+
+
+def _once(ranks: int, arguments: list[str]) -> list[int]:
+    """Exit codes of the ranks; minus the signal where one ended them."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes: list[subprocess.Popen[bytes]] = []
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that ranks are ended then too
     try:
         for rank in range(ranks):
             own = {"RANK": rank, "LOCAL_RANK": rank, **shared}
             environment = {"OMP_NUM_THREADS": "1", **os.environ, **{name: str(value) for name, value in own.items()}}
             processes.append(subprocess.Popen([sys.executable, "-m", "hpsearch", *arguments], env=environment))
-        codes = _wait(processes)
+        return _wait(processes)
     finally:
         for process in processes:
             process.kill()
         for process in processes:
             process.wait()
-    if any(codes):
-        raise typer.Exit(max(codes))
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int]:
@@ -187,4 +207,4 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int]:
         if deadline == float("inf") and any(process.poll() for process in processes):
             deadline = time.monotonic() + GRACE_S
         time.sleep(0.05)
-    return [abs(process.returncode or 0) for process in processes]
+    return [process.returncode or 0 for process in processes]

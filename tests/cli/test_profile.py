@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
+from hpsearch.cli import profile
 from hpsearch.cluster import Cluster
 from hpsearch.measure.samples import Sample, Samples
 from tests.cli.conftest import Command
@@ -58,3 +60,25 @@ def test_an_output_of_nccl_tests_goes_into_a_cluster(hpsearch: Command, tmp_path
     assert "all_reduce over 8 ranks 1 apart" in found.stdout
     cluster = Cluster.load(tmp_path / "mine", devices=8)
     assert cluster.collective("all_reduce", 134217728, 8, 1).seconds == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(("codes", "starts", "code"), [([0, -6], 2, 0), ([0, 1], 1, 1), ([-11, 0], 3, 11)])
+def test_ranks_that_a_fault_of_memory_ends_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], codes: list[int], starts: int, code: int
+) -> None:
+    """Once is forgiven, always is not; an error is not tried again."""
+    begun: list[int] = []
+
+    def once(ranks: int, arguments: list[str]) -> list[int]:
+        begun.append(ranks)
+        return [0, 0] if len(begun) == 2 and code == 0 else codes
+
+    monkeypatch.setattr(profile, "_once", once)
+    if code:
+        with pytest.raises(typer.Exit) as end:
+            profile._launch(2, [])
+        assert end.value.exit_code == code
+    else:
+        profile._launch(2, [])
+        assert "rank 1 was ended by SIGABRT; going on from what was measured." in capsys.readouterr().err
+    assert begun == [2] * starts
