@@ -24,6 +24,7 @@ from tests.end_to_end.parity import DTYPES, double_throughout
 from tests.end_to_end.ranks import RankPool
 from tests.end_to_end.slow import slow_devices
 from tests.end_to_end.test_expert_hops import words
+from tests.end_to_end.test_experts import PLANS as DROPLESS
 from tests.end_to_end.test_parity import LIMITS, graph, references, table
 from tests.lower.reference import compare
 
@@ -114,17 +115,7 @@ def test_capacity_that_cannot_be_is_refused(pins: dict[str, object], message: st
         search(captured().graph, slow_devices(4), global_batch=ROWS, fix=pins)
 
 
-PLANS: dict[str, tuple[int, dict[str, object]]] = {
-    "one device, 2 parts": (1, {"micro_batches": 2}),
-    "ep-2": (2, {"ep": 2}),
-    "ep-4": (4, {"ep": 4}),
-    "ep-2 x tp-2": (4, {"ep": 2, "tp": 2}),
-    "ep-2 x fsdp-2": (4, {"ep": 2, "dp_shard": 2}),
-    "ep-2 x ddp-2, 3 parts": (4, {"ep": 2, "dp_replicate": 2, "micro_batches": 3, "recompute": "full"}),
-    "tp-2": (2, {"tp": 2}),
-    "fsdp-2": (2, {"dp_shard": 2}),
-    "pp-2 x ep-2": (4, {"pp": 2, "ep": 2, "micro_batches": 3}),
-}
+PLANS: dict[str, tuple[int, dict[str, object]]] = {"one device, 2 parts": (1, {"micro_batches": 2}), **DROPLESS}
 
 
 def matrix() -> Iterator[Any]:
