@@ -101,9 +101,14 @@ parity.DOUBLED.update(name for family in EXPERTS for name in OTHERS if name.star
 
 def compare(family: str, recipe: str, plan: bytes, path: str) -> dict[str, float]:
     """`parity.compare` for the families of this file; runs on every rank."""
-    if Plan.from_bytes(plan).pipeline_ranks > 1:
-        return pipelined.compare(family, recipe, [plan], path)[0][0]
-    return parity.compare(family, recipe, plan, path)
+    return compare_all(family, recipe, [plan], path)[0]
+
+
+def compare_all(family: str, recipe: str, plans: list[bytes], path: str) -> list[dict[str, float]]:
+    """`compare` for one plan after the other."""
+    if any(Plan.from_bytes(plan).pipeline_ranks > 1 for plan in plans):
+        return [errors for errors, _ in pipelined.compare(family, recipe, plans, path)]
+    return parity.compare_all(family, recipe, plans, path)
 
 
 def losses(family: str, steps: int, plan: bytes | None) -> list[float]:

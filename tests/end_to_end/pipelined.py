@@ -18,6 +18,7 @@ from tests.end_to_end.parity import (
     SHARE_OF_NORM,
     STEPS,
     Trace,
+    captured_once,
     cast,
     double_throughout,
     plain_loss,
@@ -31,7 +32,7 @@ Errors = dict[str, float]
 def compare(family: str, recipe: str, plans: list[bytes], path: str) -> list[tuple[Errors, list[str]]]:
     """For each plan the largest errors of this rank's parameters against the trace at `path`, and which those are."""
     found = []
-    with double_throughout(family, recipe):
+    with double_throughout(family, recipe), captured_once():
         for plan in plans:
             found.append(_compare(family, recipe, plan, Trace(**torch.load(path))))
     return found

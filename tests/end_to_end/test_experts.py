@@ -40,9 +40,15 @@ def plan(family: str, recipe: str, name: str) -> Plan:
     return search(graph(family, recipe), slow_devices(devices), global_batch=ROWS, fix=fix)
 
 
-ALWAYS = ("gpt_oss_skewed", "ep-2", "fp64")
+ALWAYS = ("gpt_oss_skewed", "fp64", ("ep-2",))
 """What every test run takes, beside test_expert_hops.py (four ranks): products with biases, an expert of all tokens
 and one of none. What of the others was run, and the largest errors: tests/benchmarks/results/experts.md."""
+TOGETHER = (
+    ("ep-2", "tp-2", "fsdp-2"),
+    ("ep-4", "ep-2 x tp-2", "ep-2 x fsdp-2", "ep-2 x ddp-2, 3 parts"),
+    ("pp-2 x ep-2",),
+)
+"""Plans that one job of ranks runs one after the other."""
 ROUNDED = 5e-5
 """Skewed models look at one large feature, so gradients of queries and keys are what is left of larger numbers: in fp32
 the plain model's are 1e-5 to 2.6e-5 from its own in fp64, and those under tp, which adds them up in another order, up
@@ -50,20 +56,21 @@ to 2.9e-5 from it (in fp64 5.8e-14)."""
 
 
 def matrix() -> Iterator[Any]:
+    yield pytest.param(*ALWAYS, id="-".join((*ALWAYS[:2], *ALWAYS[2])))
     for family in EXPERTS:
         for kind in (family, f"{family}_skewed"):
-            for name in PLANS:
-                for recipe in LIMITS:
-                    rare = (kind, name, recipe) != ALWAYS
-                    yield pytest.param(kind, name, recipe, marks=[pytest.mark.exhaustive] if rare else [])
+            for recipe in LIMITS:
+                for names in TOGETHER:
+                    told = f"{kind}-{recipe}-{' and '.join(names)}"
+                    yield pytest.param(kind, recipe, names, marks=[pytest.mark.exhaustive], id=told)
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("family", "name", "recipe"), list(matrix()))
+@pytest.mark.parametrize(("family", "recipe", "names"), list(matrix()))
 def test_experts_parity(
     family: str,
-    name: str,
     recipe: str,
+    names: tuple[str, ...],
     ranks: RankPool,
     references: dict[tuple[str, str], Path],
     table: list[tuple[str, str, str, dict[str, float]]],
@@ -72,24 +79,26 @@ def test_experts_parity(
     if (family, recipe) not in references:
         references[family, recipe] = tmp_path_factory.mktemp("reference") / "trace.pt"
         reference(family, recipe, references[family, recipe])
-    made = plan(family, recipe, name)
+    plans = [plan(family, recipe, name) for name in names]
     results = ranks.run(
-        f"{experts.__name__}:{experts.compare.__name__}",
-        ranks=PLANS[name][0],
+        f"{experts.__name__}:{experts.compare_all.__name__}",
+        ranks=plans[0].num_ranks,
+        timeout_s=60.0 * (1 + len(plans)),
         family=family,
         recipe=recipe,
-        plan=made.content,
+        plans=[made.content for made in plans],
         path=str(references[family, recipe]),
     )
-    if made.pipeline_ranks == 1:
-        assert all(result == results[0] for result in results), "every rank sees the same tensors"
     limits = LIMITS[recipe]
     if recipe == "fp32" and family.endswith("_skewed"):
         limits = {**limits, "gradient": ROUNDED}
-    worst = {what: max(result[what] for result in results) for what in limits}
-    table.append((family, name, recipe, worst))
-    for what, limit in limits.items():
-        assert worst[what] <= limit, f"{what} of {family} under {made}"
+    for name, made, found in zip(names, plans, zip(*results, strict=True), strict=True):
+        if made.pipeline_ranks == 1:
+            assert all(result == found[0] for result in found), "every rank sees the same tensors"
+        worst = {what: max(result[what] for result in found) for what in limits}
+        table.append((family, name, recipe, worst))
+        for what, limit in limits.items():
+            assert worst[what] <= limit, f"{what} of {family} under {made}"
 
 
 @pytest.mark.dist

@@ -14,7 +14,7 @@ from hpsearch.graph import ModelGraph
 from hpsearch.plan import Plan
 from hpsearch.search import search
 from tests.end_to_end.models import FAMILIES, ROWS, build
-from tests.end_to_end.parity import DTYPES, cast, compare, double_throughout, reference
+from tests.end_to_end.parity import DTYPES, cast, compare_all, double_throughout, reference
 from tests.end_to_end.ranks import RankPool, RanksFailed
 from tests.end_to_end.slow import slow_devices
 
@@ -74,19 +74,25 @@ left, which in fp32 is the same programs in a coarser dtype."""
 
 
 def matrix() -> Iterator[Any]:
+    """(family, recipe, plans for as many ranks): one job of ranks runs them all."""
     for row, family in enumerate(FAMILIES):
+        groups: dict[tuple[int, str, bool], list[str]] = {}
         for column, name in enumerate(PLANS):
             for recipe in LIMITS:
                 often = name in ALWAYS[recipe] or (recipe == "fp64" and (row + column) % 2 == 0)
-                yield pytest.param(family, name, recipe, marks=[] if often else [pytest.mark.exhaustive])
+                groups.setdefault((PLANS[name][0], recipe, often), []).append(name)
+        for (devices, recipe, often), names in groups.items():
+            marks = [] if often else [pytest.mark.exhaustive]
+            told = f"{family}-{devices}-{recipe}" + ("" if often else "-rest")
+            yield pytest.param(family, recipe, tuple(names), marks=marks, id=told)
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("family", "name", "recipe"), list(matrix()))
+@pytest.mark.parametrize(("family", "recipe", "names"), list(matrix()))
 def test_parity(
     family: str,
-    name: str,
     recipe: str,
+    names: tuple[str, ...],
     ranks: RankPool,
     references: dict[tuple[str, str], Path],
     table: list[tuple[str, str, str, dict[str, float]]],
@@ -95,27 +101,31 @@ def test_parity(
     if (family, recipe) not in references:
         references[family, recipe] = tmp_path_factory.mktemp("reference") / "trace.pt"
         reference(family, recipe, references[family, recipe])
-    made = plan(family, recipe, name)
-    if family == "t5" and made.file.job.micro_batches > 1:
+    plans = {name: plan(family, recipe, name) for name in names}
+    refused = {name for name, made in plans.items() if family == "t5" and made.file.job.micro_batches > 1}
+    for name in refused:
         # T5 averages over its valid targets itself, and they are unequal here: no micro-batch mean would be right.
         with pytest.raises(RanksFailed, match="BatchError: loss: the model averages over valid targets itself"):
-            _compare(ranks, family, name, recipe, made, references)
-        return
-    results = _compare(ranks, family, name, recipe, made, references)
+            _compare(ranks, family, recipe, [plans[name]], references)
+    runs = {name: made for name, made in plans.items() if name not in refused}
+    results = _compare(ranks, family, recipe, list(runs.values()), references) if runs else []
     assert all(result == results[0] for result in results), "every rank sees the same tensors"
-    table.append((family, name, recipe, results[0]))
-    for what, limit in LIMITS[recipe].items():
-        assert results[0][what] <= limit, f"{what} of {family} under {made}"
+    for (name, made), errors in zip(runs.items(), results[0] if results else [], strict=True):
+        table.append((family, name, recipe, errors))
+        for what, limit in LIMITS[recipe].items():
+            assert errors[what] <= limit, f"{what} of {family} under {made}"
 
 
 def _compare(
-    ranks: RankPool, family: str, name: str, recipe: str, made: Plan, references: dict[tuple[str, str], Path]
-) -> list[dict[str, float]]:
+    ranks: RankPool, family: str, recipe: str, plans: list[Plan], references: dict[tuple[str, str], Path]
+) -> list[list[dict[str, float]]]:
+    """By rank and plan."""
     return ranks.run(
-        f"{compare.__module__}:{compare.__name__}",
-        ranks=PLANS[name][0],
+        f"{compare_all.__module__}:{compare_all.__name__}",
+        ranks=plans[0].num_ranks,
+        timeout_s=60.0 * (1 + len(plans)),
         family=family,
         recipe=recipe,
-        plan=made.content,
+        plans=[made.content for made in plans],
         path=str(references[family, recipe]),
     )
