@@ -1,9 +1,9 @@
 """Pipelines on real ranks: loss, every gradient, the norm and trained parameters are the plain model's.
 
 Plans of one model on as many ranks are one job. `pytest -m exhaustive` runs every kind of schedule on every model with
-2 and with 4 stages, equal and uneven cuts, alone and with FSDP and TP inside a stage. All of its 192 plans were run, on
-2026-11-30 and 2026-12-01: gradients within 3.5e-15, parameters within 8.4e-13 where figures were kept (not of four stages
-and of Llama with FSDP, which are within LIMITS); of the three towers under TP 1.5e-7 and 5.9e-6 (ROUNDED).
+2 and with 4 stages, equal and uneven cuts, alone and with FSDP and TP inside a stage. All of its 192 plans were run,
+on 2026-11-30 and 2026-12-01: gradients within 3.5e-15, parameters within 8.4e-13 where figures were kept (not of four
+stages and of Llama with FSDP, which are within LIMITS); of the three towers under TP 1.5e-7 and 5.9e-6 (ROUNDED).
 """
 
 from __future__ import annotations
