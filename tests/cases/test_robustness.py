@@ -115,6 +115,8 @@ def test_rob_03_another_model_is_named_by_its_first_difference() -> None:
         Plan.from_bytes(content, model=renamed(toy_model(2)))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_rob_06_a_pin_and_a_limit_that_do_not_go_together() -> None:
     model = graph_of(configs.LLAMA_8B, num_hidden_layers=2)
     pin = {"lm_head": "R"}
